@@ -95,7 +95,7 @@ func (s *storage) BatchUpdateBlobs(
 			pending = append(pending, responses[i])
 		}
 	}
-	for i, err := range cas.PutAll(ctx, in.Store, blobs) {
+	for i, err := range s.putAll(ctx, in, req.DigestFunction, blobs) {
 		if errors.Is(err, cas.ErrFull) {
 			s.uploads.dropWaiting() // make room for a retry
 		}

@@ -3,10 +3,13 @@
 package casserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/compress"
@@ -74,20 +77,27 @@ func (s *byteStream) write(u *upload) (int64, error) {
 	if err != nil {
 		return 0, s.explain("upload", d, err)
 	}
+	store := in.Store
+	if others := s.candidates(in, r.function, d); len(others) > 0 {
+		store = decidingStore{store, others, func(f cas.Function) error {
+			if slices.Contains(in.Unstated, f) {
+				return nil
+			}
+			return s.Unstated(in.Name, f)
+		}}
+	}
 	switch {
 	case len(missing) == 0:
 		return committed, nil
 	case u.compressed:
-		if err = s.putCompressed(in, r, u); u.err == io.EOF {
+		if err = s.putCompressed(store, r, u); u.err == io.EOF {
 			committed = u.offset
 		}
 	case u.message.FinishWrite && u.message.WriteOffset == 0:
 		// Most uploads have a single message, which needs no session.
-		if err = in.Store.Put(ctx, d, u); u.err != nil && u.err != io.EOF {
-			err = u.err
-		}
+		err = s.putMessage(ctx, in, r, u)
 	default:
-		err = s.uploads.write(ctx, in.Store, uploadKey{r.instance, r.upload, d}, u)
+		err = s.uploads.write(ctx, store, uploadKey{r.instance, r.upload, d}, u)
 	}
 	if errors.Is(err, cas.ErrFull) {
 		s.uploads.dropWaiting() // make room for a retry
@@ -98,8 +108,22 @@ func (s *byteStream) write(u *upload) (int64, error) {
 	return committed, nil
 }
 
+// putMessage stores the blob of an upload with a single message.
+func (s *byteStream) putMessage(ctx context.Context, in *cas.Instance, r resource, u *upload) error {
+	err := in.Store.Put(ctx, u.digest, u)
+	switch unstated := r.function == repb.DigestFunction_UNKNOWN && s.Unstated != nil; {
+	case u.err != nil && u.err != io.EOF:
+		return u.err
+	case unstated && errors.Is(err, cas.ErrMismatch):
+		return s.putAs(ctx, in, cas.Blob{Digest: u.digest, Data: u.message.Data}, err)
+	case err == nil && s.undecided(in, r.function, u.digest):
+		return s.Unstated(in.Name, u.digest.Function())
+	}
+	return err
+}
+
 // putCompressed decompresses u into the store.
-func (s *byteStream) putCompressed(in *cas.Instance, r resource, u *upload) error {
+func (s *byteStream) putCompressed(store cas.Store, r resource, u *upload) error {
 	ctx := u.stream.Context()
 	memory, newReader := compress.Admit(r.compressor, u.message.Data)
 	release, err := s.memory.acquire(ctx, memory, u.watched)
@@ -109,7 +133,7 @@ func (s *byteStream) putCompressed(in *cas.Instance, r resource, u *upload) erro
 	defer release()
 	src := &decompressed{r: newReader(u), d: u.digest}
 	defer src.r.Release()
-	err = in.Store.Put(ctx, u.digest, src)
+	err = store.Put(ctx, u.digest, src)
 	if src.err != nil && src.err != io.EOF {
 		return src.err // the original error, which the store may have wrapped
 	}

@@ -66,7 +66,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 	f.StringVar(&c.ToolchainDrift, "toolchain-drift", "", "treatment of cached results of another toolchain of this machine: allow serves them (default: they are misses)")
 	f.Var(&c.History, "history-size", "size limit of the history, and of the results and logs of failed actions that it protects; 0 disables it")
 	f.Var(&c.BuildEvents, "build-events-size", "size limit of stored build events (Bazel's --bes_backend); 0 disables the Build Event Service")
-	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION; Buck2 with BLAKE3 needs blake3")
+	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION (default: learned from uploads)")
 	flags.Repeatable(f, "caller-limit", "digest-function")
 	return cmd
 }

@@ -43,23 +43,42 @@ type calling struct {
 func (c calling) Context() context.Context { return c.ctx }
 
 // TestBuck2 replays the calls for one Buck2 action, with several digest functions; BLAKE3 is the one that Buck2
-// recommends.
+// recommends. The server learns the function from the uploads, or is told.
 func TestBuck2(t *testing.T) {
 	for _, fn := range []cas.Function{cas.BLAKE3, cas.SHA256, cas.SHA1} {
-		t.Run(fn.String(), func(t *testing.T) {
-			confined(t)
-			c := serveAs(t, bazelrun.ServerConfig{
-				Dir: filepath.Join(t.TempDir(), "store"), Args: []string{"--digest-function", "builds/main=" + fn.String()},
+		for name, args := range map[string][]string{"learned": nil, "flag": {"--digest-function", "builds/main=" + fn.String()}} {
+			t.Run(fn.String()+"/"+name, func(t *testing.T) {
+				confined(t)
+				c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Args: args})
+				c.instance = "builds/main"
+				c.buck2(t, fn).build()
 			})
-			c.instance = "builds/main"
-			b := &buck2{fn: fn, client: c.in(calling{t, c.building(&repb.RequestMetadata{
-				ToolDetails: &repb.ToolDetails{ToolName: "buck2"}, ActionMnemonic: "cxx_compile",
-				ToolInvocationId: "4b1c7d2e-0000-4000-8000-000000000001",
-			})})}
-			b.configure()
-			b.build()
-		})
+		}
 	}
+}
+
+// TestClientsOfTwoFunctions lets Buck2 with BLAKE3 use an instance first, and then a client with SHA256. Neither states
+// its function. The default applies from then on, and the error for Buck2 names the flag.
+func TestClientsOfTwoFunctions(t *testing.T) {
+	confined(t)
+	c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store")})
+	c.buck2(t, cas.BLAKE3).build()
+	c.buck2(t, cas.SHA256).build()
+	data := fresh(100)
+	errs, err := c.update(&repb.BatchUpdateBlobsRequest_Request{Digest: cas.BLAKE3.Sum(data).Proto(), Data: data})
+	c.wantCode("BatchUpdateBlobs of Buck2 after another client", first(errs, err), codes.InvalidArgument)
+	expect.Message(t, first(errs, err), "--digest-function =blake3", "BatchUpdateBlobs of Buck2 after another client")
+}
+
+// buck2 returns a Buck2 that has begun a build on the server of c.
+func (c *client) buck2(t *testing.T, fn cas.Function) *buck2 {
+	t.Helper()
+	b := &buck2{fn: fn, client: c.in(calling{t, c.building(&repb.RequestMetadata{
+		ToolDetails: &repb.ToolDetails{ToolName: "buck2"}, ActionMnemonic: "cxx_compile",
+		ToolInvocationId: "4b1c7d2e-0000-4000-8000-000000000001",
+	})})}
+	b.configure()
+	return b
 }
 
 // configure is the startup of Buck2.
@@ -94,9 +113,9 @@ func (b *buck2) build() {
 		Directories: []*repb.DirectoryNode{{Name: "src", Digest: sub}},
 	})
 	command := message(&repb.Command{
-		// Programs must be found although PATH is not set.
+		// Programs must be found although PATH is not set. A genrule may write into $SRCDIR.
 		Arguments: []string{"sh", "-c", "wc -l < src/large.txt > buck-out/count; cp src/large.txt buck-out/copy; " +
-			"mkdir buck-out/dir; echo one > buck-out/dir/one; ln -s count buck-out/link; echo said"},
+			"echo scratch > src/scratch; mkdir buck-out/dir; echo one > buck-out/dir/one; ln -s count buck-out/link; echo said"},
 		EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "BUCK_SCRATCH_PATH", Value: "buck-out/tmp"}},
 		OutputPaths:          []string{"buck-out/copy", "buck-out/count", "buck-out/dir", "buck-out/link"},
 		// Not set in the Action.

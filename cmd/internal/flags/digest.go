@@ -53,14 +53,19 @@ func (d *DigestFunctions) String() string {
 // Type implements pflag.Value.
 func (d *DigestFunctions) Type() string { return "function" }
 
+// Of returns the default function of an instance, or 0 if the flag states none.
+func (d *DigestFunctions) Of(instance string) cas.Function {
+	if f, ok := d.byInstance[instance]; ok {
+		return f
+	}
+	return d.fallback
+}
+
 // Instances returns next with the default function of each instance moved to the front.
 func (d *DigestFunctions) Instances(next cas.Instances) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
-		f, ok := d.byInstance[name]
-		if !ok {
-			f = d.fallback
-		}
+		f := d.Of(name)
 		if err != nil || f == 0 || !slices.Contains(in.Serves(), f) {
 			return in, err
 		}
@@ -71,6 +76,7 @@ func (d *DigestFunctions) Instances(next cas.Instances) cas.Instances {
 				first.Functions = append(first.Functions, other)
 			}
 		}
+		first.Unstated = first.Functions[:1:1]
 		return &first, nil
 	}
 }

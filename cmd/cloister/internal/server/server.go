@@ -35,21 +35,22 @@ import (
 // A server is a running cloister serve.
 type server struct {
 	*Config
-	log      *slog.Logger
-	node     *node.Node
-	history  *history.Log       // nil without a history
-	builds   *buildevents.Store // nil without build events
-	verdicts *repro.Verdicts
-	services *service.Server
-	listener net.Listener
-	runFlags []string // with which a command on this machine reruns an action
-	grpc     *grpc.Server
-	health   *health.Server
-	limits   *quota.Table
-	workers  *workersPort // nil without other workers
-	web      *webPort     // nil without a console
-	clients  downloads
-	closers  []func() // called by close in reverse order
+	log       *slog.Logger
+	node      *node.Node
+	history   *history.Log       // nil without a history
+	builds    *buildevents.Store // nil without build events
+	verdicts  *repro.Verdicts
+	functions *functionTable
+	services  *service.Server
+	listener  net.Listener
+	runFlags  []string // with which a command on this machine reruns an action
+	grpc      *grpc.Server
+	health    *health.Server
+	limits    *quota.Table
+	workers   *workersPort // nil without other workers
+	web       *webPort     // nil without a console
+	clients   downloads
+	closers   []func() // called by close in reverse order
 }
 
 // Run serves until a signal or ctx ends it.
@@ -57,7 +58,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(signals)
-	s := &server{Config: c, log: slog.Default()}
+	s := &server{Config: c, log: slog.Default(), functions: newFunctionTable(&c.DigestFunctions, slog.Default())}
 	defer s.close()
 	err := s.open(ctx)
 	if err == nil {
@@ -112,7 +113,7 @@ func (s *server) open(ctx context.Context) (err error) {
 // assemble makes the Server that executes actions, with the drains of an earlier server, and opens the clients' port.
 func (s *server) assemble(ctx context.Context) error {
 	n := s.node
-	if err := n.Start(ctx, s.DigestFunctions.Instances); err != nil {
+	if err := n.Start(ctx, s.functions.instances); err != nil {
 		return err
 	}
 	s.limits = s.callers()

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/tests/expect"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// uploadForms upload data as the blob d without a digest function.
+var uploadForms = map[string]func(*testing.T, *client, cas.Digest, string) error{
+	"batch": func(t *testing.T, c *client, d cas.Digest, data string) error {
+		r, err := c.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{
+			Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Proto(), Data: []byte(data)}},
+		})
+		if err != nil {
+			return err
+		}
+		return status.FromProto(r.Responses[0].Status).Err()
+	},
+	"one message": func(t *testing.T, c *client, d cas.Digest, data string) error {
+		_, err := c.write(t.Context(), message(unstatedName("blobs", d), 0, data, true))
+		return err
+	},
+	"several messages": func(t *testing.T, c *client, d cas.Digest, data string) error {
+		half := len(data) / 2
+		name := unstatedName("blobs", d)
+		_, err := c.write(t.Context(), message(name, 0, data[:half], false), message(name, int64(half), data[half:], true))
+		return err
+	},
+	"compressed": func(t *testing.T, c *client, d cas.Digest, data string) error {
+		by := repb.Compressor_ZSTD
+		packed := pack(t, by, data)
+		_, err := c.write(t.Context(), message(unstatedName("compressed-blobs/"+compress.Name(by), d), 0, packed, true))
+		return err
+	},
+}
+
+func unstatedName(kind string, d cas.Digest) string {
+	return fmt.Sprintf("uploads/u/%s/%s/%d", kind, d.Hash(), d.Size())
+}
+
+// A learner is a server's instance that records functions, and refuses some.
+type learner struct {
+	mu      sync.Mutex
+	learned []cas.Function // guarded by mu
+	refuses cas.Function
+}
+
+func (l *learner) report(_ string, f cas.Function) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f == l.refuses {
+		return fmt.Errorf("%w: refused", cas.ErrInvalid)
+	}
+	l.learned = append(l.learned, f)
+	return nil
+}
+
+// serve serves an instance with the functions learned.
+func (l *learner) serve(t *testing.T, store cas.Store, m *castest.Memory) *client {
+	return serve(t, casserver.Config{Unstated: l.report, Instances: func(name string) (*cas.Instance, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return &cas.Instance{Name: name, Store: store, Actions: m, Unstated: slices.Clone(l.learned)}, nil
+	}})
+}
+
+// Rule 19: the content of an upload without a digest function decides between functions with hashes of equal length.
+func TestContentDecidesTheFunction(t *testing.T) {
+	for form, upload := range uploadForms {
+		for _, f := range []cas.Function{cas.SHA256, cas.BLAKE3, cas.SHA256TREE, cas.SHA1, cas.GITSHA1} {
+			t.Run(form+"/"+f.String(), func(t *testing.T) {
+				m, l := castest.NewMemory(), &learner{}
+				c := l.serve(t, m, m)
+				for range 2 { // the second upload finds the function learned
+					data := noise(5000 + len(m.Digests()))
+					d := f.Sum([]byte(data))
+					wantCode(t, upload(t, c, d, data), codes.OK)
+					expect.That(t, slices.Contains(m.Digests(), d), "got blobs %v, want %v", m.Digests(), d)
+					expect.Slices(t, l.learned, []cas.Function{f}, "functions learned")
+				}
+				expect.Equal(t, m.Len(), 2, "blobs")
+			})
+		}
+	}
+}
+
+func TestContentOfNoFunctionIsAMismatch(t *testing.T) {
+	for form, upload := range uploadForms {
+		for _, learned := range [][]cas.Function{nil, {cas.BLAKE3}} {
+			t.Run(fmt.Sprint(form, learned), func(t *testing.T) {
+				m, l := castest.NewMemory(), &learner{learned: learned}
+				c := l.serve(t, m, m)
+				wantCode(t, upload(t, c, sum("other"), "data!"), codes.InvalidArgument)
+				expect.Equal(t, m.Len(), 0, "blobs")
+				expect.Slices(t, l.learned, learned, "functions learned")
+			})
+		}
+	}
+}
+
+// A client of another function than the learned one is refused, or the table decides otherwise.
+func TestSecondFunctionIsReported(t *testing.T) {
+	for form := range uploadForms {
+		for _, refuses := range []cas.Function{cas.SHA256, 0} {
+			t.Run(fmt.Sprint(form, refuses), func(t *testing.T) {
+				m, l := castest.NewMemory(), &learner{learned: []cas.Function{cas.BLAKE3}, refuses: refuses}
+				c := l.serve(t, m, m)
+				data := noise(5000)
+				err := uploadForms[form](t, c, sum(data), data)
+				if refuses == 0 {
+					wantCode(t, err, codes.OK)
+					expect.That(t, slices.Contains(m.Digests(), sum(data)), "got blobs %v, want %v", m.Digests(), sum(data))
+				} else {
+					wantCode(t, err, codes.InvalidArgument, "refused")
+				}
+			})
+		}
+	}
+}
+
+// A stated function decides alone.
+func TestStatedFunctionIsNotLearned(t *testing.T) {
+	m, l := castest.NewMemory(), &learner{}
+	c := l.serve(t, m, m)
+	data := noise(5000)
+	d := cas.BLAKE3.Sum([]byte(data))
+	r, err := c.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{
+		DigestFunction: repb.DigestFunction_SHA256,
+		Requests:       []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Proto(), Data: []byte(data)}},
+	})
+	wantCode(t, err, codes.OK)
+	expect.Equal(t, codes.Code(r.Responses[0].Status.GetCode()), codes.InvalidArgument, "batch that states SHA256")
+	_, err = c.write(t.Context(), message("uploads/u/"+d.Resource(), 0, data, true))
+	wantCode(t, err, codes.OK)
+	expect.Equal(t, len(l.learned), 0, "functions learned")
+}
+
+// failing is a store whose Put reads a byte and then fails or panics.
+type failing struct {
+	cas.Store
+	err error // nil: panic
+}
+
+func (s failing) Put(_ context.Context, _ cas.Digest, r io.Reader) error {
+	_, _ = r.Read(make([]byte, 1))
+	if s.err == nil {
+		panic("defect")
+	}
+	return s.err
+}
+
+func TestFailuresWhileTheFunctionIsUnknown(t *testing.T) {
+	for form, upload := range uploadForms {
+		for code, err := range map[codes.Code]error{codes.ResourceExhausted: cas.ErrFull, codes.Internal: nil} {
+			t.Run(fmt.Sprint(form, code), func(t *testing.T) {
+				m, l := castest.NewMemory(), &learner{}
+				c := l.serve(t, failing{m, err}, m)
+				data := noise(1 << 20)
+				wantCode(t, upload(t, c, cas.BLAKE3.Sum([]byte(data)), data), code)
+				expect.Equal(t, m.Len(), 0, "blobs")
+			})
+		}
+	}
+}
