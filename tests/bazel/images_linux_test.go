@@ -17,8 +17,15 @@ import (
 // TestBuildInContainerImages builds a target in the image that its exec_properties name, and the same target in another
 // image. Each action sees its own image and nothing of this machine, and a second build takes both from the cache.
 func TestBuildInContainerImages(t *testing.T) {
+	for name, start := range map[string]func(testing.TB) string{
+		"registry in this process": containers.Registry, "registry of Docker": containers.RegistryProcess,
+	} {
+		t.Run(name, func(t *testing.T) { testBuildInContainerImages(t, start(t)) })
+	}
+}
+
+func testBuildInContainerImages(t *testing.T, registry string) {
 	r := newRig(t, nil)
-	registry := containers.Registry(t)
 	r.restart(t, func() { r.config.Args = append(r.config.Args, "--images="+registry) })
 	programs := []string{"bash", "sh", "cat", "ls", "dirname", "mkdir", "rm", "touch"}
 	var text strings.Builder

@@ -29,7 +29,7 @@ genrule(
     name = "configured",
     srcs = glob(["project/*"]),
     outs = ["program"],
-    cmd = "cp -r $$(dirname $(location project/configure)) tree && (cd tree && ./configure && make -s) && cp tree/program $@",
+    cmd = "cp -r $$(dirname $(location project/configure.ac)) tree && (cd tree && autoconf && ./configure && make -s) && cp tree/program $@",
 )
 
 genrule(
@@ -52,9 +52,18 @@ cc_test(
     srcs = ["test.cc"],
 )
 `,
-	"in/a.txt":            "a\n",
-	"project/configure":   "#!/bin/sh\necho checking > config.log\nsed s/@NAME@/program/ Makefile.in > Makefile\necho '#define ANSWER 42' > config.h\n",
-	"project/Makefile.in": "@NAME@: main.c config.h\n\t$(CC) -o @NAME@ main.c\n",
+	"in/a.txt": "a\n",
+	"project/configure.ac": `
+AC_INIT([program], [1])
+AC_PROG_CC
+AC_CHECK_HEADERS([stdio.h])
+AC_DEFINE([ANSWER], [42])
+AC_CONFIG_HEADERS([config.h])
+AC_CONFIG_FILES([Makefile])
+AC_OUTPUT
+`,
+	"project/Makefile.in": "@PACKAGE_NAME@: main.c config.h\n\t@CC@ -o $@ main.c\n",
+	"project/config.h.in": "#undef ANSWER\n#undef HAVE_STDIO_H\n",
 	"project/main.c":      "#include \"config.h\"\nint main(void) { return ANSWER - 42; }\n",
 	"go/main.go":          "package main\n\nfunc main() {}\n",
 	"go/go.mod":           "module example\n\ngo 1.20\n",
@@ -72,11 +81,12 @@ ls __pycache__/module.*.pyc scratch.txt
 func TestActionsWriteBesideTheirInputs(t *testing.T) {
 	sandboxtest.Tool(t, "/usr/local/go/bin/go")
 	sandboxtest.Tool(t, "/usr/bin/python3")
+	sandboxtest.Tool(t, "autoconf")
 	r := newRig(t, nil)
 	for name, text := range writable {
 		p := filepath.Join(r.Workspace, "writable", name)
 		mode := os.FileMode(0o644)
-		if strings.HasSuffix(name, ".sh") || strings.HasSuffix(name, "configure") {
+		if strings.HasSuffix(name, ".sh") {
 			mode = 0o755
 		}
 		must.Succeed(t, os.MkdirAll(filepath.Dir(p), 0o755))

@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containers makes container images for tests, and serves them from a registry in the test's process.
+// Package containers makes container images for tests, and serves them from registries.
 package containers
 
 import (
 	"archive/tar"
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -29,6 +35,49 @@ func Registry(t testing.TB) string {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(server.Close)
 	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// RegistryProcess is Registry with a process of Docker's registry.
+func RegistryProcess(t testing.TB) string {
+	t.Helper()
+	sandboxtest.Tool(t, "docker-registry")
+	l, err := net.Listen("tcp", "127.0.0.1:0") // clients use HTTP for this address only
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	dir := t.TempDir()
+	config := filepath.Join(dir, "config.yml")
+	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s/blobs}}\nhttp: {addr: %q}\n", dir, address)
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := exec.CommandContext(ctx, "docker-registry", "serve", config)
+	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+	if err := cmd.Start(); err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	for {
+		if c, err := net.Dial("tcp", address); err == nil {
+			c.Close()
+			return address
+		}
+		select {
+		case err := <-ended:
+			ended <- err
+			t.Fatalf("docker-registry: %v", err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // Push pushes an image to a registry under a name with a tag, and returns its reference with a digest.
