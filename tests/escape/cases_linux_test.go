@@ -116,6 +116,11 @@ func guarantees(w *fixture) []guarantee {
 			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
 		},
 		{
+			name: "input-copy", promise: "Nothing makes the kernel copy such an input of 10 GiB into the memory of the run.",
+			attack: []string{"input-copy", "/build/tree/huge", "/build/tree"}, spec: overTree, reason: several + "owners and modes always apply",
+			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/huge")},
+		},
+		{
 			name: "input-lease", promise: "A run cannot block or observe the host's use of an input with a lease.",
 			attack: []string{"input-lease", "/in/host", "/in/open"}, without: []namespace.Layer{namespace.Seccomp},
 		},
@@ -285,6 +290,14 @@ func guarantees(w *fixture) []guarantee {
 		{
 			name: "output-files", promise: "The number of outputs is limited.", attack: []string{"files", "/build", "2000"},
 			spec: limits(sandbox.LimitOutputFiles, 1000), limit: sandbox.LimitOutputFiles, reason: "the size of a tmpfs is not a layer",
+		},
+		{
+			name: "output-files-tree", promise: "The same in a directory of inputs, which are readable at the limit.",
+			attack: []string{"files", "/build/tree", "2000", "/build/tree/sub"}, limit: sandbox.LimitOutputFiles,
+			spec: func(s *sandbox.Spec) {
+				overTree(s)
+				s.Limits.OutputFiles = 1000
+			}, reason: "the size of a tmpfs is not a layer",
 		},
 
 		// The kernel and the machine.

@@ -42,6 +42,8 @@ var notForRunners = map[string]string{
 	"input-tree":          "each input file of a runner is a mount of its own",
 	"input-tree-write":    "each input file of a runner is a mount of its own",
 	"input-tree-metadata": "each input file of a runner is a mount of its own",
+	"input-copy":          "each input file of a runner is a mount of its own",
+	"output-files-tree":   "each input file of a runner is a mount of its own",
 	"input-name-host":     "directories of a runner's input root are not inputs; input-name attacks one of the toolchain",
 	"stubborn":            "the caller of a runner sets the timeout: TestRunnerKillsCancelledCommand",
 }

@@ -36,6 +36,9 @@ var soakAttacks = [][]string{
 	{"input-write", "/in/file", "/in/host"},
 	{"input-write", "/blobs/0", "/blobs/1"},
 	{"input-name", "/blobs/2", "/blobs"},
+	{"input-tree", "/build/tree/sub", "/build/tree"},
+	{"input-copy", "/build/tree/huge", "/build/tree"},
+	{"files", "/build/tree", "3000", "/build/tree/sub"},
 	{"leave", "/tmp", "/dev/shm", "/build"},
 	{"fill", "/tmp/big", "64"},
 	{"outside", "/", "/in/open"},
@@ -104,6 +107,9 @@ func TestSoak(t *testing.T) {
 			for i := range next {
 				spec := w.spec(append(slices.Clone(soakAttacks[i%len(soakAttacks)]), w.soakMark(i)...))
 				spec.Inputs = append(spec.Inputs, blobs.inputs...)
+				if slices.Contains(spec.Args, "/build/tree") {
+					overTree(spec)
+				}
 				if spec.Args[1] == "stubborn" {
 					spec.Timeout, spec.Grace = 50*time.Millisecond, 20*time.Millisecond
 				}

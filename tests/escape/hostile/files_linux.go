@@ -195,6 +195,36 @@ func inputTree(r *report, args []string) {
 	_ = os.RemoveAll(ownDir)
 }
 
+// inputCopy tries everything for which an overlay would copy a file, which is larger than what the run may write.
+func inputCopy(r *report, args []string) {
+	file, dir := args[0], args[1]
+	var before, after unix.Statfs_t
+	if !r.must("statfs", unix.Statfs(dir, &before)) {
+		return
+	}
+	for _, flags := range []int{unix.O_WRONLY, unix.O_RDWR, unix.O_WRONLY | unix.O_APPEND, unix.O_RDONLY | unix.O_TRUNC} {
+		fd, err := unix.Open(file, flags|unix.O_CLOEXEC, 0)
+		if err == nil {
+			unix.Close(fd)
+		}
+		r.refused(fmt.Sprintf("open %s with %#x", file, flags), err)
+	}
+	r.refused("truncate", unix.Truncate(file, 1))
+	r.refused("chmod", unix.Chmod(file, 0o777))
+	r.refused("chown", unix.Chown(file, os.Getuid(), os.Getgid()))
+	r.refused("touch", unix.UtimesNanoAt(unix.AT_FDCWD, file, []unix.Timespec{{Sec: 1}, {Sec: 1}}, 0))
+	r.refused("setxattr", unix.Setxattr(file, "user.hostile", []byte("x"), 0), unix.ENOTSUP)
+	r.refused("link", unix.Link(file, dir+"/hostile-link"), unix.EXDEV)
+	r.refused("rename", unix.Rename(file, dir+"/hostile-name"), unix.EXDEV, unix.EBUSY)
+	if r.must("statfs", unix.Statfs(dir, &after)) && before.Bfree > after.Bfree+8 {
+		r.escape("%d blocks were used", before.Bfree-after.Bfree)
+	}
+	var st unix.Stat_t
+	if r.must("stat "+file, unix.Stat(file, &st)) && st.Size>>20 != 10<<10 {
+		r.escape("%s has %d bytes", file, st.Size)
+	}
+}
+
 // create tries to create a file of each kind in dir, and removes those that it created.
 func create(r *report, dir string) {
 	name := dir + "/new"
@@ -316,12 +346,17 @@ func fill(r *report, args []string) {
 	r.escape("%d MiB were written", want)
 }
 
-// files creates a number of files in a directory.
+// files creates a number of files in a directory. The remaining arguments are inputs, which must not change.
 func files(r *report, args []string) {
 	want, err := strconv.Atoi(args[1])
 	if !r.must("number", err) {
 		return
 	}
+	defer func() {
+		for _, file := range args[2:] {
+			unchanged(r, file)
+		}
+	}()
 	for i := range want {
 		if err := unix.Mknod(fmt.Sprintf("%s/%d", args[0], i), unix.S_IFREG|0o600, 0); err != nil {
 			r.refused(fmt.Sprintf("file %d", i), err, unix.ENOSPC, unix.EDQUOT)

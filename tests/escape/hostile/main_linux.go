@@ -17,6 +17,7 @@ var attacks = map[string]func(*report, []string){
 	"input-metadata": inputMetadata,
 	"input-name":     inputName,
 	"input-tree":     inputTree,
+	"input-copy":     inputCopy,
 	"input-lease":    inputLease,
 	"outside":        outside,
 	"device":         device,
