@@ -6,10 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,12 +30,17 @@ type project struct {
 	program string
 }
 
+// installing is held while a client is installed, which tests may share.
+var installing sync.Mutex
+
 // newProject installs a client and makes a project with these files, a git repository.
 func newProject(t *testing.T, c peers.Client, files map[string]string) *project {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
+	installing.Lock()
 	program, err := c.Install(ctx)
+	installing.Unlock()
 	if err != nil {
 		sandboxtest.Unavailable(t, "clients", err)
 	}
@@ -128,11 +135,11 @@ experimental_test_shell_command(
 	p.want(p.must(p.program, "test", "src:test"), "(cached remotely)")
 }
 
-// TestBuildStream builds an element on a root file system, remotely and then from the action cache, and checks out its
-// artifact. It then pushes artifacts and sources to the same server, and pulls them. The program that would sandbox its
-// commands locally always fails.
-func TestBuildStream(t *testing.T) {
-	t.Parallel()
+// newBuildStream returns a project of BuildStream with these files and a server for its instance bst. It executes
+// remotely with user.conf, and also uses the server's artifact and source caches with caches.conf. The program that would
+// sandbox its commands locally always fails.
+func newBuildStream(t *testing.T, files map[string]string) (p *project, addr string) {
+	t.Helper()
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	write(t, filepath.Dir(policy), map[string]string{"policy.yaml": `version: 1
 profiles:
@@ -142,19 +149,33 @@ rules:
 default_properties:
   bst: {chroot-path: /, dockerRunAsRoot: "true"}
 `})
-	addr := listen(t, "--policy", policy)
+	addr = listen(t, "--policy", policy)
 	service := fmt.Sprintf("{url: 'grpc://%s', instance-name: bst}", addr)
 	execution := fmt.Sprintf(`remote-execution:
   execution-service: %[1]s
   storage-service: %[1]s
   action-cache-service: %[1]s
 `, service)
-	p := newProject(t, peers.BuildStream, map[string]string{
-		"project.conf": "name: demo\nmin-version: 2.0\nelement-path: elements\n",
-		"elements/base.bst": `kind: import
-sources:
-- {kind: local, path: files/root}
-`,
+	maps.Copy(files, map[string]string{
+		"project.conf":      "name: demo\nmin-version: 2.0\nelement-path: elements\n",
+		"elements/base.bst": "kind: import\nsources:\n- {kind: local, path: files/root}\n",
+		"bin/bwrap":         "#!/bin/sh\nexit 1\n",
+		"user.conf":         execution,
+		"caches.conf": execution + fmt.Sprintf(`artifacts: {servers: [%[1]s]}
+source-caches: {servers: [%[1]s]}
+`, strings.Replace(service, "}", ", push: true}", 1)),
+	})
+	p = newProject(t, peers.BuildStream, files)
+	p.must("chmod", "+x", "bin/bwrap")
+	p.env[1] = strings.Replace(p.env[1], "PATH=", "PATH="+filepath.Join(p.dir, "bin")+":", 1)
+	return p, addr
+}
+
+// TestBuildStream builds an element on a root file system, remotely and then from the action cache, and checks out its
+// artifact. It then pushes artifacts and sources to the same server, and pulls them.
+func TestBuildStream(t *testing.T) {
+	t.Parallel()
+	p, addr := newBuildStream(t, map[string]string{
 		"elements/hello.bst": `kind: manual
 depends:
 - {filename: base.bst, type: build}
@@ -169,17 +190,10 @@ config:
 `,
 		"files/src/in.txt":   "an input\n",
 		"files/root/etc/own": "",
-		"bin/bwrap":          "#!/bin/sh\nexit 1\n",
-		"user.conf":          execution,
-		"caches.conf": execution + fmt.Sprintf(`artifacts: {servers: [%[1]s]}
-source-caches: {servers: [%[1]s]}
-`, strings.Replace(service, "}", ", push: true}", 1)),
 	})
 	root := must.Get(os.OpenRoot(filepath.Join(p.dir, "files/root")))(t)
 	defer root.Close()
 	sandboxtest.CopyPrograms(t, root, "sh", "mkdir", "cat", "touch", "cp")
-	p.must("chmod", "+x", "bin/bwrap")
-	p.env[1] = strings.Replace(p.env[1], "PATH=", "PATH="+filepath.Join(p.dir, "bin")+":", 1)
 
 	for _, state := range []string{"empty", "filled by the first build"} {
 		p.must(p.program, "--config", "user.conf", "--no-colors", "build", "hello.bst")
@@ -201,6 +215,42 @@ source-caches: {servers: [%[1]s]}
 	p.want(out, "Pushed source")
 	p.want(bst("artifact", "pull", "--deps", "all", "hello.bst"), "Pulled artifact")
 	p.want(bst("source", "fetch", "--deps", "all", "hello.bst"), "Pulled source")
+}
+
+// debian are packages whose files, with those of the packages that they need, are a root file system with a compiler.
+var debian = []string{"dash", "coreutils", "gcc", "libc6-dev", "perl", "python3", "tzdata"}
+
+// TestBuildStreamOnDebian compiles a program on a root of 15,000 files: those of packages of this host, and copies of
+// headers.
+func TestBuildStreamOnDebian(t *testing.T) {
+	t.Parallel()
+	sandboxtest.Tool(t, "dpkg-query")
+	p, addr := newBuildStream(t, map[string]string{
+		"elements/hello.bst": `kind: manual
+depends:
+- {filename: base.bst, type: build}
+sources:
+- {kind: local, path: files/src}
+variables: {strip-binaries: ""}
+config:
+  build-commands: [gcc -o hello hello.c]
+  install-commands: ['mkdir -p "%{install-root}/bin" && cp hello "%{install-root}/bin/"']
+`,
+		"files/src/hello.c":  "#include <stdio.h>\nint main(void) { return puts(\"hello\") < 0; }\n",
+		"files/root/etc/own": "",
+	})
+	p.must("sh", append([]string{"-ec", `
+		for d in bin sbin lib lib64; do mkdir -p files/root/usr/$d; ln -s usr/$d files/root/$d; done
+		apt-cache depends --recurse --installed --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+			--no-enhances "$@" | grep '^[a-z]' | sort -u | xargs dpkg-query -L 2> /dev/null | sort -u |
+			while read -r f; do if [ -f "$f" ]; then echo "$f"; fi; done > list
+		tar -c -h -T list 2> /dev/null | tar -x -C files/root
+		for i in 1 2 3 4 5 6; do cp -r files/root/usr/include files/root/usr/share/include$i; done
+		n=$(find files/root -type f | wc -l); test $n -ge 15000 || { echo "only $n files"; exit 1; }`, "sh"}, debian...)...)
+	p.must(p.program, "--config", "user.conf", "--no-colors", "build", "hello.bst")
+	expect.Equal(t, executions(t, addr, "bst"), 1, "executions")
+	p.must(p.program, "--config", "user.conf", "artifact", "checkout", "hello.bst", "--directory", "out")
+	expect.Equal(t, p.must(filepath.Join(p.dir, "out/bin/hello")), "hello\n", "output of the program")
 }
 
 // TestMoon stores the outputs of a task in the cache, and restores them in a clean checkout.

@@ -14,8 +14,9 @@ import (
 // A Client is a build tool of another project, which is published as a package for Python or Node.
 type Client struct {
 	Name    string
-	pkg     string // with its version
-	python  string // the only version of Python for which it is published, or ""
+	pkg     string   // with its version
+	python  string   // the only version of Python for which it is published, or ""
+	sources []string // packages that it needs and that are published only as sources
 	node    bool
 	program string // in its directory
 }
@@ -23,7 +24,7 @@ type Client struct {
 // The clients, each at the version that docs/clients.md names.
 var (
 	Pants       = Client{Name: "pants", pkg: "pantsbuild.pants==2.17.1", python: "3.9", program: "bin/pants"}
-	BuildStream = Client{Name: "buildstream", pkg: "BuildStream==2.8.1", program: "bin/bst"}
+	BuildStream = Client{Name: "buildstream", pkg: "BuildStream==2.8.1", sources: []string{"pluginbase"}, program: "bin/bst"}
 	Moon        = Client{Name: "moon", pkg: "@moonrepo/cli@2.5.5", node: true, program: "node_modules/.bin/moon"}
 	OldBazel    = Client{
 		Name: "bazel-2.1", pkg: "@bazel/bazel-linux_x64@2.1.0", node: true,
@@ -81,7 +82,11 @@ func (c Client) installPython(ctx context.Context, dir string) error {
 	if _, err := run(exec.CommandContext(ctx, python, "-m", "venv", dir)); err != nil {
 		return err
 	}
-	_, err = run(exec.CommandContext(ctx, filepath.Join(dir, "bin", "pip"), "install", "--quiet", "--only-binary=:all:", c.pkg))
+	args := []string{"install", "--quiet", "--only-binary=:all:"}
+	for _, name := range c.sources {
+		args = append(args, "--no-binary="+name)
+	}
+	_, err = run(exec.CommandContext(ctx, filepath.Join(dir, "bin", "pip"), append(args, c.pkg)...))
 	return err
 }
 
