@@ -43,7 +43,7 @@ type calling struct {
 func (c calling) Context() context.Context { return c.ctx }
 
 // TestBuck2 replays the calls for one Buck2 action, with several digest functions; BLAKE3 is the one that Buck2
-// recommends. The server learns the function from the uploads, or is told.
+// recommends. The server learns the function from the uploads, or gets it from the flag.
 func TestBuck2(t *testing.T) {
 	for _, fn := range []cas.Function{cas.BLAKE3, cas.SHA256, cas.SHA1} {
 		for name, args := range map[string][]string{"learned": nil, "flag": {"--digest-function", "builds/main=" + fn.String()}} {
