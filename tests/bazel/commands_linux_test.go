@@ -3,6 +3,8 @@
 package bazel_test
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -92,28 +94,37 @@ func TestCommandsOfBazel(t *testing.T) {
 		files      map[string]string // of the package; an empty text: absent
 	}{
 		{
-			"outputs_stay_on_the_server", "build", []string{"--remote_download_minimal", "//commands:copied"}, nil,
+			"outputs_stay_on_the_server", "build",
+			[]string{"--remote_download_minimal", "//commands:copied"},
+			nil,
 			map[string]string{"made.txt": "", "copied.txt": ""},
 		},
 		{
-			"outputs_of_an_earlier_build_are_downloaded", "build", []string{"//commands:copied"}, nil,
+			"outputs_of_an_earlier_build_are_downloaded", "build",
+			[]string{"//commands:copied"},
+			nil,
 			map[string]string{"copied.txt": strings.Repeat("made with an argument\n", 2)},
 		},
 		{"java", "build", []string{"//commands:greeting"}, nil, map[string]string{"greeting.txt": "from Java\n"}},
 		{"run", "run", []string{"//commands:tool", "--", "two words"}, []string{"\nmade with two words\n"}, nil},
 		{"py_test_writes_to_its_directory", "test", []string{"//commands:python_test"}, []string{"PASSED"}, nil},
 		{
-			"log_is_streamed", "test", []string{"--test_output=streamed", "//commands:passes"},
-			[]string{"\na line of a test that passes\n"}, nil,
+			"log_is_streamed", "test",
+			[]string{"--test_output=streamed", "//commands:passes"},
+			[]string{"\na line of a test that passes\n"},
+			nil,
 		},
 		{
-			"shards", "test", []string{"--test_output=all", "//commands:sharded"},
-			[]string{"\nshard 0 of 3\n", "\nshard 1 of 3\n", "\nshard 2 of 3\n"}, nil,
+			"shards", "test",
+			[]string{"--test_output=all", "//commands:sharded"},
+			[]string{"\nshard 0 of 3\n", "\nshard 1 of 3\n", "\nshard 2 of 3\n"},
+			nil,
 		},
 		{
 			"flaky_and_repeated", "test",
 			[]string{"--test_output=summary", "--runs_per_test=40", "--flaky_test_attempts=10", "//commands:flaky"},
-			[]string{"FLAKY, failed in "}, nil,
+			[]string{"FLAKY, failed in "},
+			nil,
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -128,7 +139,7 @@ func TestCommandsOfBazel(t *testing.T) {
 				found := must.Get(filepath.Glob(filepath.Join(r.Root, "base/execroot/*/bazel-out/*-fastbuild/bin/commands")))(t)
 				must.Be(t, len(found) == 1, "got output directories %q, want one", found)
 				b, err := os.ReadFile(filepath.Join(found[0], name))
-				expect.That(t, string(b) == want && os.IsNotExist(err) == (want == ""), "%s: got %q, %v, want %q", name, b, err, want)
+				expect.That(t, string(b) == want && errors.Is(err, fs.ErrNotExist) == (want == ""), "%s: got %q, %v, want %q", name, b, err, want)
 			}
 		})
 	}
