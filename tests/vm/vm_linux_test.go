@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/guestkernel"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -74,7 +75,7 @@ var services = []service{
 // kernels are packages of Debian 12. With clocks that count instructions, Linux 6.1 cannot start a second processor. It
 // cannot measure the peak memory of one run either.
 var kernels = []struct{ name, processors, skip string }{
-	{"linux-image-6.12-cloud-amd64", "2", "^$"},
+	{guestkernel.Usual, "2", "^$"},
 	{"linux-image-cloud-amd64", "1", "^TestBackend$/^UsageIsOfTheWholeRun$"},
 }
 
@@ -92,12 +93,12 @@ func TestLimits(t *testing.T) {
 	binaries := compile(t)
 	for _, kernel := range kernels {
 		t.Run(kernel.name, func(t *testing.T) {
-			k, err := fetch(t.Context(), kernel.name)
+			k, err := guestkernel.Fetch(t.Context(), kernel.name)
 			if err != nil {
 				sandboxtest.Unavailable(t, "vm", err)
 			}
 			im := image{}
-			must.Succeed(t, errors.Join(im.system(binaries), im.units(binaries, kernel.skip), k.addModules(im)))
+			must.Succeed(t, errors.Join(im.system(binaries), im.units(binaries, kernel.skip), addModules(im, k)))
 			report := run(t, k, im, kernel.processors)
 			version, report, _ := strings.Cut(report, "\n")
 			if t.Log(version); !strings.HasPrefix(version, "Linux ") {
@@ -109,6 +110,17 @@ func TestLimits(t *testing.T) {
 				t.Run(s.name, func(t *testing.T) { s.check(t, output) })
 			}
 		})
+	}
+}
+
+// TestKernel fetches the kernel that other tests use.
+func TestKernel(t *testing.T) {
+	k, err := guestkernel.Fetch(t.Context(), guestkernel.Usual)
+	if err == nil {
+		_, err = k.File("boot/vmlinuz-*")
+	}
+	if err != nil {
+		sandboxtest.Unavailable(t, "vm", err)
 	}
 }
 
@@ -191,11 +203,11 @@ func exists(name string) bool {
 }
 
 // run boots the image and returns what its services wrote.
-func run(t *testing.T, k kernel, im image, processors string) string {
+func run(t *testing.T, k guestkernel.Kernel, im image, processors string) string {
 	t.Helper()
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	vmlinuz := must.Get(k.file("boot/vmlinuz-*"))(t)
+	vmlinuz := must.Get(k.File("boot/vmlinuz-*"))(t)
 	for name, size := range map[string]int64{"disk": 256 << 20, "report": 0, "console": 0} {
 		must.Succeed(t, errors.Join(os.WriteFile(at(name), nil, 0o600), os.Truncate(at(name), size)))
 	}
