@@ -89,6 +89,10 @@ var rules = []rule{
 		why: "a tamper-evident log is small enough to be reviewed",
 	},
 	{
+		of: "sandbox/internal/initramfs", only: []string{"golang.org/x/sys/unix"},
+		why: "the initial root of a virtual machine is files and nothing else",
+	},
+	{
 		of: "sandbox/internal/cgroup", only: []string{"github.com/containerd/cgroups/v3/...", "github.com/opencontainers/runtime-spec/specs-go", "golang.org/x/sys/unix"},
 		why: "containerd's module manages control groups, independently of the rest of the sandbox",
 	},
@@ -247,11 +251,11 @@ var rules = []rule{
 		why: "images come from registries and files, so that no client of a container daemon is linked in",
 	},
 	{
-		of: "worker", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "sandbox/gvisor", "worker/queue", "worker/execserver", "google.golang.org/grpc/..."},
+		of: "worker", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "sandbox/gvisor", "sandbox/qemu", "worker/queue", "worker/execserver", "google.golang.org/grpc/..."},
 		why: "the stages of an action are the same for every store, backend and protocol",
 	},
 	{
-		of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/object", "sandbox/namespace", "sandbox/gvisor", "cmd/..."},
+		of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/object", "sandbox/namespace", "sandbox/gvisor", "sandbox/qemu", "cmd/..."},
 		why: "programs and tests choose concrete stores and backends",
 	},
 	{
@@ -587,11 +591,12 @@ var skips = map[string]int{
 	"tests/bazel/bazel_linux_test.go":               1,
 	"tests/bazel/self_linux_test.go":                1, // make self-build
 	"tests/escape/escape_linux_test.go":             1,
-	"tests/escape/gvisor_linux_test.go":             1, // attacks on the host's kernel
+	"tests/escape/kernels_linux_test.go":            1, // attacks on the host's kernel, or that a backend cannot run
 	"tests/escape/neighbours_linux_test.go":         1, // make neighbours
 	"tests/farm/build_linux_test.go":                1, // make farm
 	"sandbox/sandboxtest/sandboxtest.go":            2, // Unavailable, and what no host could add to a backend
 	"sandbox/gvisor/gvisor_linux_test.go":           1, // the race detector
+	"sandbox/qemu/qemu_linux_test.go":               2, // the race detector; KVM, which few test machines have
 }
 
 // TestRequirementsAreDocumented checks that CONTRIBUTING.md explains what tests may need of the host.

@@ -55,7 +55,7 @@ exit 0`, mark, c.attempt)}
 				}
 			}}
 			if c.event == sandbox.EventRead && !slices.Contains(f.Audits, sandbox.AuditFull) {
-				Unavailable(t, "monitor", "this host cannot monitor what a run opens")
+				lacks(t, f, "monitor", "this host cannot monitor what a run opens")
 			}
 			r.Do(t, b)
 			res := r.Result

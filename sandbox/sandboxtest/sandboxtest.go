@@ -25,7 +25,8 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 	b := new()
 	t.Cleanup(func() { b.Close() })
 	if f, err := b.Probe(t.Context()); err != nil {
-		Unavailable(t, map[bool]string{true: "namespaces", false: f.Backend}[f.Kernel == ""], err)
+		requirement, _, _ := strings.Cut(f.Backend, "-") // qemu and qemu-tcg need the same
+		Unavailable(t, map[bool]string{true: "namespaces", false: requirement}[f.Kernel == ""], err)
 	}
 	for _, c := range []struct {
 		name string
@@ -103,7 +104,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 var Requirements = []string{
 	"namespaces", "unprivileged", "limits", "conditions", "timens", "monitor",
 	"bazel", "git", "python", "node", "tools", "networks", "root", "tmpfs", "interop", "browser", "packaging", "vm",
-	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus", "gvisor",
+	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus", "gvisor", "qemu",
 }
 
 // Unavailable skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE names what: a skipped
