@@ -186,13 +186,16 @@ func (req *request) properties() []Property {
 // demands returns the platform properties that are not settings of the sandbox or of persistent workers, as
 // Admission.Demands. One setting is a demand: a backend with a kernel of its own, which such workers offer.
 func (req *request) demands() []Property {
-	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) && p != ownKernel || isPersistentProperty(p.Name) })
+	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) && !namesKernel(p) || isPersistentProperty(p.Name) })
 	slices.SortFunc(all, Property.Compare)
 	return slices.Compact(all)
 }
 
-// ownKernel is what a worker offers whose backend is gvisor.
-var ownKernel = Property{Name: PropertySandbox, Value: "gvisor"}
+// namesKernel reports whether a property requires a backend that gives runs a kernel of their own; workers with such a
+// backend offer it.
+func namesKernel(p Property) bool {
+	return p.Name == PropertySandbox && slices.Contains([]string{"gvisor", "qemu", "qemu-tcg"}, p.Value)
+}
 
 // maxIgnored bounds the number of remembered property names, which clients choose.
 const maxIgnored = 100

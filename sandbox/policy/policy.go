@@ -564,7 +564,7 @@ func (c *compilation) audit() error {
 }
 
 // backends are the values of the property for the backend.
-var backends = []string{"namespace", "gvisor"}
+var backends = []string{"namespace", "gvisor", "qemu", "qemu-tcg"}
 
 // backend records which backend the action requires. That needs no permission: the worker has one, or refuses.
 func (c *compilation) backend() error {
@@ -573,7 +573,7 @@ func (c *compilation) backend() error {
 		return nil
 	}
 	if !slices.Contains(backends, text) {
-		return c.refuse("sandbox", "refuses it: unknown sandbox %+q: write %s", text, strings.Join(backends, " or "))
+		return c.refuse("sandbox", "refuses it: unknown sandbox %+q: write %s", text, strings.Join(backends, ", "))
 	}
 	c.grant.Sandbox = text
 	c.because("sandbox %s: property cloister-sandbox", text)

@@ -153,14 +153,19 @@ func vector(name string) *manifest.Manifest {
 
 // TestSandboxIsStable: a backend with a kernel of its own changes the stable hash, and others change nothing.
 func TestSandboxIsStable(t *testing.T) {
-	usual, own := plain(), plain()
-	own.Sandbox = "gvisor"
-	if text := strings.Replace(own.Text(), "sandbox \"gvisor\"\n", "", 1); text != usual.Text() || own.StableHash() == usual.StableHash() {
-		t.Errorf("got\n%s\nwant one more line than\n%s\nand another stable hash", own.Text(), usual.Text())
-	}
-	read, err := manifest.Parse([]byte(own.Text()))
-	if err != nil || read.Sandbox != "gvisor" {
-		t.Errorf("got %+v, %v, want it back", read, err)
+	seen := map[string]string{plain().StableHash(): "namespaces"}
+	for _, backend := range []string{"gvisor", "qemu", "qemu-tcg"} {
+		usual, own := plain(), plain()
+		own.Sandbox = backend
+		line := fmt.Sprintf("sandbox %q\n", backend)
+		if text := strings.Replace(own.Text(), line, "", 1); text != usual.Text() || seen[own.StableHash()] != "" {
+			t.Errorf("got\n%s\nwant one more line than\n%s\nand another stable hash, not that of %q", own.Text(), usual.Text(), seen[own.StableHash()])
+		}
+		seen[own.StableHash()] = backend
+		read, err := manifest.Parse([]byte(own.Text()))
+		if err != nil || read.Sandbox != backend {
+			t.Errorf("got %+v, %v, want it back", read, err)
+		}
 	}
 }
 
