@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/guestkernel"
 	"github.com/cloister-build/cloister/tests/internal/program"
 )
 
@@ -31,6 +32,7 @@ func TestMain(m *testing.M) {
 			}
 		}
 	}
+	guestkernel.Use()
 	os.Exit(built.Main(m))
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/guestkernel"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
@@ -91,6 +92,7 @@ func TestScripts(t *testing.T) {
 				env.Setenv(name, value)
 			}
 			env.Setenv("RUNSC_PATH", os.Getenv("RUNSC_PATH"))
+			env.Setenv("CLOISTER_GUEST_KERNEL", os.Getenv("CLOISTER_GUEST_KERNEL"))
 			return os.MkdirAll(filepath.Join(env.WorkDir, "home"), 0o755)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -293,6 +295,13 @@ func (s *story) needs(args []string) error {
 	case what == "gvisor":
 		if s.cloister([]string{"0", "check", "--sandbox", "gvisor"}) != nil {
 			sandboxtest.Unavailable(s, "gvisor", s.script.ReadFile("stderr"))
+		}
+	case what == "qemu":
+		if why := guestkernel.Missing(); why != "" {
+			sandboxtest.Unavailable(s, "qemu", why)
+		}
+		if s.cloister([]string{"0", "check", "--sandbox", "qemu-tcg"}) != nil {
+			sandboxtest.Unavailable(s, "qemu", s.script.ReadFile("stderr"))
 		}
 	case what == "cpus":
 		if s.cloister([]string{"0", "run", "--quiet", "--cpus", "1", "--", "true"}) != nil {

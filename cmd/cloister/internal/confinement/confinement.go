@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/gvisor"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/sandbox/qemu"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
@@ -36,7 +37,7 @@ type Flags struct {
 // RegisterTier adds the flag for the isolation tier.
 func (c *Flags) RegisterTier(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.Tier, "sandbox", "full", "isolation: full; namespaces, for hosts without seccomp, Landlock or the syscall monitor; or gvisor, a kernel per action")
+	f.StringVar(&c.Tier, "sandbox", "full", "isolation: full; namespaces, for hosts without seccomp, Landlock or the syscall monitor; gvisor, a kernel per action; qemu, virtual machines; or qemu-tcg, emulated ones without protection, for tests")
 	flags.Share(f, "sandbox")
 }
 
@@ -65,8 +66,8 @@ func (c *Flags) Images(p *policy.Policy) (policy.Images, error) {
 	if c.IgnoreImages() {
 		return rules, nil
 	}
-	if c.Tier == gVisor && len(c.images) > 0 {
-		return rules, exit.New(exit.Usage, errors.New("--sandbox gvisor runs no container images: omit --images and --image, or choose another --sandbox"))
+	if c.ownKernel() && len(c.images) > 0 {
+		return rules, exit.New(exit.Usage, fmt.Errorf("--sandbox %s runs no container images: omit --images and --image, or choose another --sandbox", c.Tier))
 	}
 	for _, r := range c.images {
 		if r == "ignore" || !image.IsPlace(r) {
@@ -105,11 +106,11 @@ func (c *Flags) ImageFlags() []string {
 func (c *Flags) BackendConfig() (namespace.Config, error) {
 	var config namespace.Config
 	switch c.Tier {
-	case "full", gVisor:
+	case "full", gVisor, qemuKVM, qemuTCG:
 	case "namespaces":
 		config.Without = namespace.NamespacesOnly
 	default:
-		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full, namespaces or gvisor", c.Tier))
+		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full, namespaces, gvisor, qemu or qemu-tcg", c.Tier))
 	}
 	if c.sourceTree != "" {
 		dir, err := filepath.Abs(c.sourceTree)
@@ -129,30 +130,48 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 
 // NamespaceConfig is BackendConfig for commands that support namespaces only.
 func (c *Flags) NamespaceConfig() (namespace.Config, error) {
-	if c.Tier == gVisor {
-		return namespace.Config{}, exit.New(exit.Usage, errors.New("--sandbox gvisor: this command needs full or namespaces; serve, join, run and repro support it"))
+	if c.ownKernel() {
+		return namespace.Config{}, exit.New(exit.Usage, fmt.Errorf("--sandbox %s: this command needs full or namespaces; serve, join, run and repro support it", c.Tier))
 	}
 	return c.BackendConfig()
 }
 
-// gVisor is the value of --sandbox for package gvisor.
-const gVisor = "gvisor"
+// Values of --sandbox for the packages gvisor and qemu, which are also the names of their backends.
+const (
+	gVisor  = "gvisor"
+	qemuKVM = "qemu"
+	qemuTCG = "qemu-tcg"
+)
+
+// ownKernel reports whether each action has a kernel other than this host's.
+func (c *Flags) ownKernel() bool { return slices.Contains([]string{gVisor, qemuKVM, qemuTCG}, c.Tier) }
 
 // NewBackend returns the backend of --sandbox, which has the configuration if it is of namespaces. The caller closes
 // it.
 func (c *Flags) NewBackend(config namespace.Config) sandbox.Backend {
-	if c.Tier == gVisor {
+	switch c.Tier {
+	case gVisor:
 		return gvisor.New()
+	case qemuKVM, qemuTCG:
+		return qemu.New(c.Tier == qemuTCG)
 	}
 	return namespace.New(config)
 }
 
 // Offers returns what a worker with this backend offers to actions that require it, besides its other properties.
 func (c *Flags) Offers() []worker.Property {
-	if c.Tier != gVisor {
+	if !c.ownKernel() {
 		return nil
 	}
-	return []worker.Property{{Name: worker.PropertySandbox, Value: gVisor}}
+	return []worker.Property{{Name: worker.PropertySandbox, Value: c.Tier}}
+}
+
+// Warning returns a warning about the selected --sandbox, or "".
+func (c *Flags) Warning() string {
+	if c.Tier != qemuTCG {
+		return ""
+	}
+	return "warning: --sandbox qemu-tcg emulates a processor, which is no security boundary: use it for tests only"
 }
 
 // LoadPolicy returns the policy of --policy, or the built-in one, on this machine. With --source-tree, actions are

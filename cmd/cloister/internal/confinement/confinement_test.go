@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -48,6 +49,20 @@ func TestEndpointsOfFlags(t *testing.T) {
 		request := policy.Request{Mnemonic: c.mnemonic, Properties: []policy.Property{{Name: "cloister-network", Value: c.request}}}
 		if _, err := p.Compile(request, sandbox.AllLimits); (err == nil) != c.ok || err != nil && !errors.Is(err, policy.ErrRefused) {
 			t.Errorf("policy %q, mnemonic %q, endpoint %s: got %v", c.policy, c.mnemonic, c.request, err)
+		}
+	}
+}
+
+// TestOwnKernelsRunNoImages: sandboxes that mount no images refuse --images at start, not each action.
+func TestOwnKernelsRunNoImages(t *testing.T) {
+	for tier, want := range map[string]string{
+		"full": "", "namespaces": "", gVisor: "--sandbox gvisor runs no container images", qemuKVM: "--sandbox qemu runs no container images",
+		qemuTCG: "--sandbox qemu-tcg runs no container images",
+	} {
+		f := Flags{Tier: tier, images: []string{"registry.example"}}
+		_, err := f.Images(policy.Default())
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", tier, err, want)
 		}
 	}
 }

@@ -64,21 +64,32 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 	return r, err
 }
 
+// others are the backends that --sandbox may select besides an emulated one, which protects nothing.
+var others = []struct{ tier, name, detail string }{
+	{"full", "backend namespace", "also works here: --sandbox full"},
+	{gVisor, "backend gvisor", "also works here: --sandbox gvisor gives each action a kernel of its own"},
+	{qemuKVM, "backend qemu", "also works here: --sandbox qemu runs actions in virtual machines"},
+}
+
 // Others returns a check for each backend that --sandbox does not select: whether it works here. A person who wants its
 // details selects it.
 func (c *Flags) Others(ctx context.Context) []Check {
-	other := Flags{Tier: "full"}
-	k := Check{Result: "ok", Name: "backend namespace", Detail: "also works here: --sandbox full"}
-	if c.Tier != gVisor {
-		other.Tier = gVisor
-		k = Check{Result: "ok", Name: "backend gvisor", Detail: "also works here: --sandbox gvisor gives each action a kernel of its own"}
+	var checks []Check
+	for _, o := range others {
+		if o.tier == c.Tier || o.tier == "full" && !c.ownKernel() {
+			continue
+		}
+		k := Check{Result: "ok", Name: o.name, Detail: o.detail}
+		b := (&Flags{Tier: o.tier}).NewBackend(namespace.Config{})
+		if _, err := b.Probe(ctx); err != nil {
+			k.Result, k.Detail = "off", err.Error()
+		}
+		if err := b.Close(); err != nil {
+			k.Result, k.Detail = "off", err.Error()
+		}
+		checks = append(checks, k)
 	}
-	b := other.NewBackend(namespace.Config{})
-	defer b.Close()
-	if _, err := b.Probe(ctx); err != nil {
-		k.Result, k.Detail = "off", err.Error()
-	}
-	return []Check{k}
+	return checks
 }
 
 // WriteText prints r for a person.

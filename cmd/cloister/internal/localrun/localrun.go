@@ -157,6 +157,9 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 	if m.Sandbox, err = timed(func() error { return w.Start(ctx, config) }); err != nil {
 		return 0, err
 	}
+	if text := c.Sandbox.Warning(); text != "" {
+		fmt.Fprintln(os.Stderr, "cloister: "+text)
+	}
 	c.seedRandom(w, task)
 	if c.Metrics != "" {
 		if err := m.describe(ctx, in.Store, task); err != nil {

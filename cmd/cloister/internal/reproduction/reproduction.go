@@ -168,6 +168,9 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 		if err := w.Start(ctx, config); err != nil {
 			return nil, err
 		}
+		if text := c.Sandbox.Warning(); text != "" {
+			fmt.Fprintln(info, "cloister: "+text)
+		}
 	}
 	servers, err := c.dial(ctx)
 	defer servers.close()
