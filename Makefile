@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording pictures repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak scale grow store neighbours golden serve package packaging reference build-files self-build clean tools gvisor
+	soak scale grow store neighbours golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -122,6 +122,15 @@ vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 45m -v ./tests/vm > bin/vm.log 2>&1; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ {0,8}--- |: Linux ' bin/vm.log; else cat bin/vm.log; fi; exit $$code
+
+kernel: ## download the kernel with which the tests boot virtual machines (once)
+	@.ci/tools vm
+	$(GO) test -count=1 ./tests/vm -run '^TestKernel$$'
+
+qemu: kernel ## test the QEMU backend on an emulated processor (6 minutes)
+	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./sandbox/qemu
+	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/cli -run '^TestScripts$$/^tier_qemu$$'
+	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^qemu-tcg$$'
 
 rules: ## check the 132 rules of the API and print the results (ENDPOINT=HOST:PORT: another server)
 	@mkdir -p bin
