@@ -127,8 +127,8 @@ kernel: ## download the kernel with which the tests boot virtual machines (once)
 	@.ci/tools vm
 	$(GO) test -count=1 ./tests/vm -run '^TestKernel$$'
 
-qemu: kernel ## test the QEMU backend on an emulated processor (6 minutes)
-	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./sandbox/qemu
+qemu: kernel ## test virtual machines of QEMU and msb on an emulated processor (6 minutes)
+	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./sandbox/microvm
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/cli -run '^TestScripts$$/^tier_qemu$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^qemu-tcg$$'
 

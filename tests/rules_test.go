@@ -251,11 +251,11 @@ var rules = []rule{
 		why: "images come from registries and files, so that no client of a container daemon is linked in",
 	},
 	{
-		of: "worker", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "sandbox/gvisor", "sandbox/qemu", "worker/queue", "worker/execserver", "google.golang.org/grpc/..."},
+		of: "worker", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "sandbox/gvisor", "sandbox/microvm", "worker/queue", "worker/execserver", "google.golang.org/grpc/..."},
 		why: "the stages of an action are the same for every store, backend and protocol",
 	},
 	{
-		of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/object", "sandbox/namespace", "sandbox/gvisor", "sandbox/qemu", "cmd/..."},
+		of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/object", "sandbox/namespace", "sandbox/gvisor", "sandbox/microvm", "cmd/..."},
 		why: "programs and tests choose concrete stores and backends",
 	},
 	{
@@ -596,7 +596,8 @@ var skips = map[string]int{
 	"tests/farm/build_linux_test.go":                1, // make farm
 	"sandbox/sandboxtest/sandboxtest.go":            2, // Unavailable, and what no host could add to a backend
 	"sandbox/gvisor/gvisor_linux_test.go":           1, // the race detector
-	"sandbox/qemu/qemu_linux_test.go":               2, // the race detector; KVM, which few test machines have
+	"sandbox/microvm/microvm_linux_test.go":         1, // KVM, which few test machines have
+	"sandbox/microvm/msb_linux_test.go":             2, // the race detector; KVM
 }
 
 // TestRequirementsAreDocumented checks that CONTRIBUTING.md explains what tests may need of the host.

@@ -18,9 +18,9 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/gvisor"
+	"github.com/cloister-build/cloister/sandbox/microvm"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
-	"github.com/cloister-build/cloister/sandbox/qemu"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
@@ -37,7 +37,7 @@ type Flags struct {
 // RegisterTier adds the flag for the isolation tier.
 func (c *Flags) RegisterTier(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.Tier, "sandbox", "full", "isolation: full; namespaces, for hosts without seccomp, Landlock or the syscall monitor; gvisor, a kernel per action; qemu, virtual machines; or qemu-tcg, emulated ones without protection, for tests")
+	f.StringVar(&c.Tier, "sandbox", "full", "isolation: full; namespaces, for hosts without seccomp, Landlock or the syscall monitor; gvisor, a kernel per action; qemu or microvm, virtual machines of QEMU or msb; or qemu-tcg, emulated ones without protection, for tests")
 	flags.Share(f, "sandbox")
 }
 
@@ -106,11 +106,11 @@ func (c *Flags) ImageFlags() []string {
 func (c *Flags) BackendConfig() (namespace.Config, error) {
 	var config namespace.Config
 	switch c.Tier {
-	case "full", gVisor, qemuKVM, qemuTCG:
+	case "full", gVisor, qemuKVM, qemuTCG, microVM:
 	case "namespaces":
 		config.Without = namespace.NamespacesOnly
 	default:
-		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full, namespaces, gvisor, qemu or qemu-tcg", c.Tier))
+		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full, namespaces, gvisor, microvm, qemu or qemu-tcg", c.Tier))
 	}
 	if c.sourceTree != "" {
 		dir, err := filepath.Abs(c.sourceTree)
@@ -136,15 +136,18 @@ func (c *Flags) NamespaceConfig() (namespace.Config, error) {
 	return c.BackendConfig()
 }
 
-// Values of --sandbox for the packages gvisor and qemu, which are also the names of their backends.
+// Values of --sandbox for the packages gvisor and microvm, which are also the names of their backends.
 const (
 	gVisor  = "gvisor"
 	qemuKVM = "qemu"
 	qemuTCG = "qemu-tcg"
+	microVM = "microvm"
 )
 
 // ownKernel reports whether each action has a kernel other than this host's.
-func (c *Flags) ownKernel() bool { return slices.Contains([]string{gVisor, qemuKVM, qemuTCG}, c.Tier) }
+func (c *Flags) ownKernel() bool {
+	return slices.Contains([]string{gVisor, qemuKVM, qemuTCG, microVM}, c.Tier)
+}
 
 // NewBackend returns the backend of --sandbox, which has the configuration if it is of namespaces. The caller closes
 // it.
@@ -153,7 +156,9 @@ func (c *Flags) NewBackend(config namespace.Config) sandbox.Backend {
 	case gVisor:
 		return gvisor.New()
 	case qemuKVM, qemuTCG:
-		return qemu.New(c.Tier == qemuTCG)
+		return microvm.NewQEMU(c.Tier == qemuTCG)
+	case microVM:
+		return microvm.NewMSB()
 	}
 	return namespace.New(config)
 }

@@ -57,7 +57,7 @@ func TestEndpointsOfFlags(t *testing.T) {
 func TestOwnKernelsRunNoImages(t *testing.T) {
 	for tier, want := range map[string]string{
 		"full": "", "namespaces": "", gVisor: "--sandbox gvisor runs no container images", qemuKVM: "--sandbox qemu runs no container images",
-		qemuTCG: "--sandbox qemu-tcg runs no container images",
+		qemuTCG: "--sandbox qemu-tcg runs no container images", microVM: "--sandbox microvm runs no container images",
 	} {
 		f := Flags{Tier: tier, images: []string{"registry.example"}}
 		_, err := f.Images(policy.Default())

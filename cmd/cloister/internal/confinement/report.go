@@ -69,6 +69,7 @@ var others = []struct{ tier, name, detail string }{
 	{"full", "backend namespace", "also works here: --sandbox full"},
 	{gVisor, "backend gvisor", "also works here: --sandbox gvisor gives each action a kernel of its own"},
 	{qemuKVM, "backend qemu", "also works here: --sandbox qemu runs actions in virtual machines"},
+	{microVM, "backend microvm", "also works here: --sandbox microvm runs actions in virtual machines of msb"},
 }
 
 // Others returns a check for each backend that --sandbox does not select: whether it works here. A person who wants its

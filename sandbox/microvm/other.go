@@ -2,7 +2,7 @@
 
 //go:build !linux
 
-package qemu
+package microvm
 
 import (
 	"context"
@@ -15,16 +15,19 @@ import (
 // A backend runs nothing on this system.
 type backend struct{ kind }
 
-// New returns a backend whose methods return sandbox.ErrUnsupported.
-func New(emulated bool) sandbox.Backend { return backend{kind{emulated}} }
+// NewQEMU returns a backend whose methods return sandbox.ErrUnsupported.
+func NewQEMU(emulated bool) sandbox.Backend { return backend{kind{emulated: emulated}} }
+
+// NewMSB returns a backend whose methods return sandbox.ErrUnsupported.
+func NewMSB() sandbox.Backend { return backend{kind{msb: true}} }
 
 func unsupported() error {
-	return fmt.Errorf("%w: the QEMU backend does not run on %s", sandbox.ErrUnsupported, runtime.GOOS)
+	return fmt.Errorf("%w: virtual machines do not run on %s", sandbox.ErrUnsupported, runtime.GOOS)
 }
 
 func (b backend) Probe(context.Context) (sandbox.Features, error) {
 	return sandbox.Features{Backend: b.name(), Kernel: b.kind.kernel(), Tier: "none", Checks: []sandbox.Check{{
-		Name: "QEMU", Detail: "this system is " + runtime.GOOS, Required: true,
+		Name: b.engine(), Detail: "this system is " + runtime.GOOS, Required: true,
 	}}}, unsupported()
 }
 

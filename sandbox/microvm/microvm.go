@@ -21,29 +21,37 @@
 //
 // The program must call namespace.Init at the start of main. It must be statically linked, because it is also the first
 // process of each machine.
-package qemu
+package microvm
 
-// A kind says whether the processors of a backend are emulated or those of KVM.
-type kind struct{ emulated bool }
+// A kind says what runs the machines of a backend.
+type kind struct {
+	msb      bool // msb instead of QEMU
+	emulated bool // the processor; only tests emulate it for msb
+}
 
-// Names of the backends in Features.
-const (
-	name         = "qemu"
-	nameEmulated = "qemu-tcg"
-)
-
-// name returns the name of the backend.
+// name returns the name of the backend in Features.
 func (k kind) name() string {
-	if k.emulated {
-		return nameEmulated
+	switch {
+	case k.msb:
+		return "microvm"
+	case k.emulated:
+		return "qemu-tcg"
 	}
-	return name
+	return "qemu"
+}
+
+// engine returns what users call the program that runs the machines.
+func (k kind) engine() string {
+	if k.msb {
+		return "msb"
+	}
+	return "QEMU"
 }
 
 // kernel returns the name of the kernel in Features.
 func (k kind) kernel() string {
 	if k.emulated {
-		return "Linux in QEMU, emulated"
+		return "Linux in " + k.engine() + ", emulated"
 	}
-	return "Linux in QEMU"
+	return "Linux in " + k.engine()
 }

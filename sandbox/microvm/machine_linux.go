@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package microvm
 
 import (
 	"bytes"
@@ -39,6 +39,10 @@ const (
 	maxConsole = 8 << 10
 )
 
+// emulation has the arguments for an emulated processor. With clocks of this host, and with a thread for each processor,
+// guests crash at times. With svm=off, probes in guests of QEMU 7.2 fail.
+var emulation = []string{"-accel", "tcg,thread=single", "-icount", "shift=1,sleep=on", "-rtc", "clock=vm", "-cpu", "max"}
+
 // A machine is a virtual machine. It runs one command at a time.
 type machine struct {
 	cell    *cell
@@ -58,9 +62,7 @@ type machine struct {
 func (b *backend) arguments() []string {
 	how := []string{"-accel", "kvm", "-cpu", "host,vmx=off,svm=off,pmu=off"} // nothing that this host's kernel would emulate
 	if b.emulated {
-		// With clocks of this host, and with a thread for each processor, guests crash at times. With svm=off,
-		// probes in guests of QEMU 7.2 fail.
-		how = []string{"-accel", "tcg,thread=single", "-icount", "shift=1,sleep=on", "-rtc", "clock=vm", "-cpu", "max"}
+		how = emulation
 	}
 	args := []string{
 		program, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none",
@@ -152,16 +154,12 @@ func (b *backend) within(ctx context.Context, m *machine, f func() error) error 
 // connect makes the ports, and returns the guest's ends of them, which the caller closes.
 func (m *machine) connect() (theirs []*os.File, err error) {
 	for i := range ports {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return theirs, fmt.Errorf("socket pair: %w", err)
-		}
-		theirs = append(theirs, os.NewFile(uintptr(pair[1]), "port"))
-		err = unix.SetNonblock(pair[0], true) // so that closing it ends reads
-		m.ports[i] = newPort(os.NewFile(uintptr(pair[0]), portName(i)))
+		ours, guests, err := socketPair(portName(i))
 		if err != nil {
 			return theirs, err
 		}
+		theirs = append(theirs, guests)
+		m.ports[i] = newPort(ours)
 	}
 	return theirs, nil
 }
@@ -169,7 +167,7 @@ func (m *machine) connect() (theirs []*os.File, err error) {
 // qemuCommand returns the command that starts QEMU with the guest's ends of the ports, without rights on this host
 // except to its descriptors and to KVM.
 func (b *backend) qemuCommand(m *machine, theirs []*os.File) (*exec.Cmd, error) {
-	cmd := exec.Command(b.qemu) //nolint:noctx // kill ends it
+	cmd := exec.Command(b.program) //nolint:noctx // kill ends it
 	cmd.Args, cmd.Env, cmd.Dir = b.arguments(), []string{}, "/"
 	cmd.Stdout, cmd.Stderr = &m.console, &m.console
 	cmd.ExtraFiles = append([]*os.File{b.kernel, b.initrd}, theirs...)

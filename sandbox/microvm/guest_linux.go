@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package microvm
 
 import (
 	"context"
@@ -86,11 +86,16 @@ func init() { //nolint:gochecknoinits // as in package earlyinit
 	case os.Args[0] == nameWorker && os.Getppid() == 1:
 		namespace.Init()
 		err = workerMain()
+	case os.Args[0] == nameDriver && os.Getpid() == 1:
+		err = driverMain()
+	case os.Args[0] == guestProgram:
+		namespace.Init()
+		err = msbGuestMain()
 	default:
 		return
 	}
-	fmt.Println(err)
-	if os.Getpid() == 1 {
+	fmt.Fprintln(os.Stderr, err)
+	if os.Args[0] == nameInit {
 		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
 	os.Exit(1)
@@ -106,15 +111,23 @@ var mounts = []struct{ kind, target, data string }{
 	{"tmpfs", "/run", "mode=755"},
 }
 
+func mountAll() error {
+	for _, m := range mounts {
+		err := unix.Mount(m.kind, m.target, m.kind, unix.MS_NOSUID, m.data)
+		if err != nil && err != unix.EBUSY { // msb has mounted it
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	return nil
+}
+
 // initMain is the first process of the guest.
 func initMain() error {
 	if err := initramfs.Prepare(); err != nil {
 		return err
 	}
-	for _, m := range mounts {
-		if err := unix.Mount(m.kind, m.target, m.kind, unix.MS_NOSUID, m.data); err != nil {
-			return fmt.Errorf("mount %s: %w", m.target, err)
-		}
+	if err := mountAll(); err != nil {
+		return err
 	}
 	for name, value := range map[string]string{"fs/protected_hardlinks": "1", "fs/protected_symlinks": "1", "kernel/panic_on_oops": "1"} {
 		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0); err != nil {
@@ -152,9 +165,13 @@ type guest struct {
 	stops    chan struct{}
 }
 
-// workerMain runs commands one at a time until the host is gone.
+func newGuest() *guest {
+	return &guest{backend: namespace.New(namespace.Config{}), requests: make(chan *request), stops: make(chan struct{})}
+}
+
+// workerMain is the guest in a machine of QEMU.
 func workerMain() error {
-	g := &guest{backend: namespace.New(namespace.Config{}), requests: make(chan *request), stops: make(chan struct{})}
+	g := newGuest()
 	for i := range ports {
 		p, err := openPort(portName(i))
 		if err != nil {
@@ -162,6 +179,11 @@ func workerMain() error {
 		}
 		g.ports[i] = p
 	}
+	return g.work()
+}
+
+// work runs commands one at a time until the host is gone.
+func (g *guest) work() error {
 	if err := g.mountHost(); err != nil {
 		return fmt.Errorf("mount the host's directories: %w", err)
 	}

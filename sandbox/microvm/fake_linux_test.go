@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package microvm
 
 import (
 	"cmp"
@@ -90,8 +90,8 @@ func fakeBackend(t *testing.T, emulated bool, guests ...*fakeGuest) *backend {
 	if os.Geteuid() != 0 {
 		sandboxtest.Unavailable(t, "root", "the backend needs root")
 	}
-	b, _ := New(emulated).(*backend)
-	b.qemu = "fake"
+	b, _ := NewQEMU(emulated).(*backend)
+	b.program = "fake"
 	b.features = &sandbox.Features{Audits: []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations}, Limits: sandbox.AllLimits, ListenControl: true}
 	for i := range cap(b.turns) {
 		b.cells = append(b.cells, &cell{number: i})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package microvm
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 
 // supported returns the features of this backend. The first call boots a machine.
 func (b *backend) supported(ctx context.Context) (*sandbox.Features, error) {
-	if err := b.start(); err != nil {
+	if err := b.start(ctx); err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
@@ -68,28 +68,28 @@ func (b *backend) describe(inside *sandbox.Features) *sandbox.Features {
 	add := func(ok bool, name, detail, fix string) {
 		f.Checks = append(f.Checks, sandbox.Check{Name: name, OK: ok, Detail: detail, Fix: fix})
 	}
-	layer := "QEMU (KVM)"
+	layer := b.engine() + " (KVM)"
 	if b.emulated {
-		layer = "QEMU (TCG: emulated, no security boundary)"
+		layer = b.engine() + " (TCG: emulated, no security boundary)"
 		add(false, "hardware virtualization", "the processor is emulated (TCG): the virtual machine is no security boundary, and slow; for tests only", "")
 	} else {
 		add(true, "hardware virtualization", "a virtual machine by "+device, "")
 	}
 	f.Checks[0].Required = f.Checks[0].OK
-	add(true, "QEMU", fmt.Sprintf("runs have a kernel of their own, by %s with %s of memory and no network device", b.qemu, sandbox.Bytes(b.memory)), "")
+	add(true, b.engine(), fmt.Sprintf("runs have a kernel of their own, by %s with %s of memory and no network device", b.program, sandbox.Bytes(b.memory)), "")
 	why, fix := b.groups.Missing()
 	limited := b.groups.Capabilities().LimitMemory
 	if limited {
 		why = "of each virtual machine by " + string(b.groups.Mode())
 	}
-	add(limited, "memory of QEMU", why, fix)
+	add(limited, "memory of "+b.engine(), why, fix)
 	for _, c := range inside.Checks {
 		c.Name = "guest: " + c.Name
 		f.Checks = append(f.Checks, c)
 	}
 	f.Layers = append([]string{layer}, inside.Layers...)
 	if b.groups.Mode() != cgroup.None {
-		f.Layers = append(f.Layers, string(b.groups.Mode())+" limits of QEMU")
+		f.Layers = append(f.Layers, string(b.groups.Mode())+" limits of "+b.engine())
 	}
 	if slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return !c.OK }) {
 		f.Tier = "partial"
@@ -112,7 +112,7 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	if errors.Is(err, sandbox.ErrClosed) || ctx.Err() != nil {
 		return none, err
 	}
-	none.Checks = []sandbox.Check{{Name: "QEMU", Detail: strings.TrimPrefix(err.Error(), sandbox.ErrUnsupported.Error()+": "), Required: true}}
+	none.Checks = []sandbox.Check{{Name: b.engine(), Detail: strings.TrimPrefix(err.Error(), sandbox.ErrUnsupported.Error()+": "), Required: true}}
 	if !errors.Is(err, sandbox.ErrUnsupported) {
 		err = fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 	}

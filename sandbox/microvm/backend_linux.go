@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package microvm
 
 import (
 	"context"
@@ -33,7 +33,8 @@ type backend struct {
 
 	mu       sync.Mutex
 	closed   bool
-	qemu     string // "" until it was found
+	program  string // QEMU or msb; "" until it was found
+	noNet    string // option of msb
 	kernel   *os.File
 	initrd   *os.File
 	memory   int64 // of each machine, in bytes
@@ -57,18 +58,31 @@ type cell struct {
 // errEnding is the error of boots and runs that Close ended.
 var errEnding = fmt.Errorf("%w, with every run in it", sandbox.ErrClosed)
 
-// New returns a backend. It runs at most as many commands at a time as this host has processors, or two if it has one,
+// NewQEMU returns a backend whose virtual machines are those of QEMU. It runs at most as many commands at a time as this host has processors, or two if it has one,
 // and gives each an equal part of half of the host's memory, from 1 to 8 GiB; further runs wait. If the processor is
 // emulated, nothing protects this host from hostile commands. The caller closes it.
-func New(emulated bool) sandbox.Backend {
+func NewQEMU(emulated bool) sandbox.Backend {
+	b := newBackend(kind{emulated: emulated})
+	b.command = b.qemuCommand
+	return b
+}
+
+// NewMSB returns a backend whose virtual machines are those of msb (microsandbox). It divides the host as NewQEMU does.
+// The caller closes it.
+func NewMSB() sandbox.Backend {
+	b := newBackend(kind{msb: true})
+	b.command = b.msbCommand
+	return b
+}
+
+func newBackend(k kind) *backend {
 	memory, turns := shares(hostMemory(), runtime.NumCPU())
 	b := &backend{
-		kind: kind{emulated}, times: times{stop: 30 * time.Second, late: 30 * time.Second, copy: 10 * time.Minute, end: 30 * time.Second},
+		kind: k, times: times{stop: 30 * time.Second, late: 30 * time.Second, copy: 10 * time.Minute, end: 30 * time.Second},
 		ending: make(chan struct{}), open: map[string]*workspace{}, workspaces: namespace.New(namespace.Config{}),
 		memory: memory, turns: make(chan struct{}, turns),
 	}
-	b.command = b.qemuCommand
-	if emulated {
+	if k.emulated {
 		b.times.late = 10 * time.Minute // the guest's clock counts instructions, and is late when this host is busy
 	}
 	return b
@@ -120,20 +134,20 @@ func (b *backend) Close() error {
 }
 
 // start checks and prepares what machines need, as far as possible without booting one.
-func (b *backend) start() error {
+func (b *backend) start(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return sandbox.ErrClosed
 	}
-	if b.qemu != "" {
+	if b.program != "" {
 		return nil
 	}
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("%w: QEMU needs root here, since each machine gets a user of its own", sandbox.ErrUnsupported)
+		return fmt.Errorf("%w: %s needs root here, since each machine gets a user of its own", sandbox.ErrUnsupported, b.engine())
 	}
 	if runtime.GOARCH != "amd64" {
-		return fmt.Errorf("%w: the QEMU backend has no machine for %s", sandbox.ErrUnsupported, runtime.GOARCH)
+		return fmt.Errorf("%w: the backend has no virtual machine for %s", sandbox.ErrUnsupported, runtime.GOARCH)
 	}
 	if !b.emulated {
 		if err := checkKVM(device, "/proc/cpuinfo"); err != nil {
@@ -143,30 +157,41 @@ func (b *backend) start() error {
 			return err
 		}
 	}
-	qemu, err := findQEMU()
-	if err != nil {
-		return err
-	}
-	k, err := findKernel()
-	if err != nil {
-		return err
-	}
 	if err := checkStatic(); err != nil {
 		return err
 	}
 	if !zygote.Callable() {
 		return errors.New("this program must call namespace.Init first in main")
 	}
+	var err error
 	if b.groups == nil {
 		if b.groups, err = cgroup.Open(); err != nil {
 			return fmt.Errorf("control groups: %w", err)
 		}
 	}
-	if err := b.prepare(k); err != nil {
+	if b.program, err = b.find(ctx); err != nil {
+		b.program = ""
 		return err
 	}
-	b.qemu = qemu
 	return nil
+}
+
+// find returns the program that runs machines, and prepares what it needs.
+func (b *backend) find(ctx context.Context) (string, error) {
+	if b.msb {
+		m, err := findMSB(ctx)
+		b.noNet = m.noNetwork
+		return m.path, err
+	}
+	program, err := findQEMU()
+	if err != nil {
+		return "", err
+	}
+	k, err := findKernel()
+	if err != nil {
+		return "", err
+	}
+	return program, b.prepare(k)
 }
 
 // acquire returns a machine that serves the sources, for exclusive use until release, and waits while all machines are

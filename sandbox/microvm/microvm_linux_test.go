@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu_test
+package microvm_test
 
 import (
 	"bufio"
@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,8 +17,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/microvm"
 	"github.com/cloister-build/cloister/sandbox/namespace"
-	"github.com/cloister-build/cloister/sandbox/qemu"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/guestkernel"
 	"github.com/cloister-build/cloister/tests/must"
@@ -33,7 +32,7 @@ func TestMain(m *testing.M) {
 	namespace.Init()
 	guestkernel.Use()
 	if os.Getenv(holdVariable) != "" {
-		_, err := qemu.New(emulated).Run(context.Background(), spec("trap '' TERM HUP; echo started; sleep 600"), sandbox.Stdio{Stdout: os.Stdout})
+		_, err := microvm.NewQEMU(emulated).Run(context.Background(), spec("trap '' TERM HUP; echo started; sleep 600"), sandbox.Stdio{Stdout: os.Stdout})
 		fmt.Println("ended:", err)
 		return
 	}
@@ -43,41 +42,28 @@ func TestMain(m *testing.M) {
 // emulated needs no KVM. What is tested does not depend on it, except for the boundary.
 const emulated = true
 
-// needMachines skips the test if no kernel was chosen, or if this program is dynamically linked, so that it cannot be
-// the first process of a machine.
-func needMachines(t testing.TB) {
-	t.Helper()
-	if why := guestkernel.Missing(); why != "" {
-		sandboxtest.Unavailable(t, "qemu", why)
-	}
-	info, ok := debug.ReadBuildInfo()
-	if ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
-		t.Skip("programs with the race detector are dynamically linked")
-	}
-}
-
 func TestBackend(t *testing.T) {
-	needMachines(t)
-	sandboxtest.TestBackend(t, func() sandbox.Backend { return qemu.New(emulated) })
+	microvm.NeedMachines(t)
+	sandboxtest.TestBackend(t, func() sandbox.Backend { return microvm.NewQEMU(emulated) })
 }
 
 // TestBackendWithKVM tests the contract with KVM, whose machines alone are a security boundary.
 func TestBackendWithKVM(t *testing.T) {
-	needMachines(t)
-	b := qemu.New(!emulated)
+	microvm.NeedMachines(t)
+	b := microvm.NewQEMU(!emulated)
 	_, err := b.Probe(t.Context())
 	must.Succeed(t, b.Close())
 	if err != nil {
 		t.Skip("no usable KVM: ", err)
 	}
-	sandboxtest.TestBackend(t, func() sandbox.Backend { return qemu.New(!emulated) })
+	sandboxtest.TestBackend(t, func() sandbox.Backend { return microvm.NewQEMU(!emulated) })
 }
 
 // backend returns a backend that can run.
 func backend(t testing.TB) sandbox.Backend {
 	t.Helper()
-	needMachines(t)
-	b := qemu.New(emulated)
+	microvm.NeedMachines(t)
+	b := microvm.NewQEMU(emulated)
 	t.Cleanup(func() { b.Close() })
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "qemu", err)
@@ -327,7 +313,7 @@ func TestMissingProgramsAreExplained(t *testing.T) {
 	if os.Geteuid() != 0 {
 		sandboxtest.Unavailable(t, "root", "the backend needs root and reports that first")
 	}
-	needMachines(t)
+	microvm.NeedMachines(t)
 	kernel := os.Getenv("CLOISTER_GUEST_KERNEL")
 	for name, c := range map[string]struct{ qemu, kernel, want string }{
 		"no QEMU":   {filepath.Join(t.TempDir(), "none"), kernel, "(qemu_not_found)"},
@@ -336,7 +322,7 @@ func TestMissingProgramsAreExplained(t *testing.T) {
 	} {
 		t.Setenv("QEMU_PATH", c.qemu)
 		t.Setenv("CLOISTER_GUEST_KERNEL", c.kernel)
-		b := qemu.New(emulated)
+		b := microvm.NewQEMU(emulated)
 		f, err := b.Probe(t.Context())
 		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), c.want) || f.Tier != "none" || len(f.Checks) != 1 ||
 			!strings.Contains(f.Checks[0].Detail, c.want) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package microvm
 
 import (
 	"bytes"
@@ -32,9 +32,15 @@ const (
 	codeAPI        = "kvm_api"
 	codeNoVirt     = "cpu_no_virt"
 	codeProbe      = "vm_probe_failed"
+	codeMSB        = "msb_not_found"
+	codeStart      = "msb_not_executable"
+	codeShim       = "msb_shim"
+	codeVersion    = "msb_version"
+	codeOption     = "msb_flag"
+	codeLibrary    = "msb_krunfw"
 )
 
-func (f *failure) Error() string { return fmt.Sprintf("qemu: %s (%s)", f.text, f.code) }
+func (f *failure) Error() string { return fmt.Sprintf("%s (%s)", f.text, f.code) }
 func (f *failure) Unwrap() error { return sandbox.ErrUnsupported }
 
 func fail(code, format string, args ...any) error {

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package microvm
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	msbProgram = "msb"
+	// nameDriver is the name under which this program drives msb for one machine, as the first process of a pid namespace.
+	nameDriver = "cloister-msb"
+	// driverDir is where the driver mounts its tmpfs, in a mount namespace of its own.
+	driverDir = "/mnt"
+	// guestProgram is this program in the guest, where msb runs it.
+	guestProgram = "/cloister-msb-guest"
+	// guestName is the name of the sandbox in the state of msb, which each machine has for itself.
+	guestName = "cloister"
+)
+
+// An msb is an installed msb and what it calls the option for a sandbox without network.
+type msb struct{ path, noNetwork string }
+
+// findMSB returns the msb of $MSB_PATH or PATH, if it is one that this package can use.
+func findMSB(ctx context.Context) (msb, error) {
+	stated := os.Getenv("MSB_PATH")
+	file, err := exec.LookPath(cmp.Or(stated, msbProgram))
+	if err == nil {
+		file, err = filepath.Abs(file)
+	}
+	if err == nil {
+		file, err = filepath.EvalSymlinks(file) // the library is found relative to the program
+	}
+	if err != nil {
+		return msb{}, fail(codeMSB, "msb not found: MSB_PATH is %q: %v; install @superradcompany/microsandbox-linux-x64-gnu, which npm "+
+			"omits with a version of node below 22", stated, err)
+	}
+	version, err := askMSB(ctx, file, "--version")
+	if err != nil {
+		return msb{}, err
+	}
+	v := regexp.MustCompile(`\b(\d+)\.(\d+)\.\d+`).FindStringSubmatch(version)
+	if v == nil || v[1] != "0" || v[2] != "6" && v[2] != "7" {
+		return msb{}, fail(codeVersion, "%s: version %.80q is not supported: install msb 0.6 or 0.7", file, strings.TrimSpace(version))
+	}
+	if found, err := filepath.Glob(filepath.Join(filepath.Dir(file), "../lib/libkrunfw.so*")); err != nil || len(found) == 0 {
+		return msb{}, fail(codeLibrary, "no lib/libkrunfw.so beside the directory of %s: its virtual machines have no kernel; install the whole package", file)
+	}
+	help, err := askMSB(ctx, file, "create", "--help")
+	if err != nil {
+		return msb{}, err
+	}
+	for _, option := range []string{"--no-net", "--no-network"} {
+		if regexp.MustCompile(option + `\b[^-]`).MatchString(help) {
+			return msb{file, option}, nil
+		}
+	}
+	return msb{}, fail(codeOption, "%s create has neither --no-net nor --no-network, without which actions would have a network; install msb 0.6 or 0.7", file)
+}
+
+// askMSB returns what msb prints with arguments for which it starts nothing.
+func askMSB(ctx context.Context, file string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, bootTime)
+	defer cancel()
+	var out, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, file, args...)
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = []string{"MSB_HOME=/nonexistent", "HOME=/nonexistent"}, "/", &out, &stderr, time.Second
+	err := cmd.Run()
+	text := strings.TrimSpace(stderr.String())
+	text = text[:min(len(text), maxError)]
+	switch {
+	case err == nil:
+		return out.String(), nil
+	case strings.Contains(text, "msb binary not found"):
+		return "", fail(codeShim, "%s is the launcher of the npm package, whose platform package is missing; set MSB_PATH to bin/msb in "+
+			"@superradcompany/microsandbox-linux-x64-gnu", file)
+	}
+	return "", fail(codeStart, "%s %s: %v: %s; it may need a newer C library, or libcap-ng.so.0", file, strings.Join(args, " "), err, text)
+}
+
+// msbCommand returns the command that runs a machine in msb with the guest's ends of its ports: this program as
+// driverMain, in namespaces with which everything that msb starts ends.
+func (b *backend) msbCommand(m *machine, theirs []*os.File) (*exec.Cmd, error) {
+	group := ""
+	if !b.emulated {
+		gids, err := groups(device)
+		if err != nil {
+			return nil, err
+		}
+		if len(gids) > 0 {
+			group = fmt.Sprint(gids[0])
+		}
+	}
+	cmd := exec.Command("/proc/self/exe") //nolint:noctx // kill ends it
+	cmd.Args = []string{
+		nameDriver, b.program, b.noNet, fmt.Sprintf("%dM", b.memory>>20), fmt.Sprint(zygote.CommandUser(m.cell.number)), group,
+	}
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Stdout, cmd.Stderr = &m.console, &m.console
+	cmd.ExtraFiles = theirs
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Setsid:     true, Pdeathsig: unix.SIGKILL,
+	}
+	return cmd, nil
+}
+
+// A driver runs msb for one machine.
+type driver struct {
+	msb    msb
+	memory string
+	user   int
+	group  int // that may open KVM, or -1
+}
+
+// driverMain is the first process of the namespaces of a machine. It has the arguments of msbCommand.
+func driverMain() error {
+	runtime.LockOSThread() // no_new_privs is an attribute of a thread
+	if len(os.Args) != 6 {
+		return fmt.Errorf("got arguments %q", os.Args)
+	}
+	d := driver{msb: msb{os.Args[1], os.Args[2]}, memory: os.Args[3], group: -1}
+	var err error
+	if d.user, err = strconv.Atoi(os.Args[4]); err != nil {
+		return err
+	}
+	if os.Args[5] != "" {
+		if d.group, err = strconv.Atoi(os.Args[5]); err != nil {
+			return err
+		}
+	}
+	var theirs []*os.File
+	for i := range ports {
+		fd := 3 + i
+		unix.CloseOnExec(fd)
+		if err := unix.SetNonblock(fd, true); err != nil {
+			return fmt.Errorf("port %d: %w", i, err)
+		}
+		theirs = append(theirs, os.NewFile(uintptr(fd), portName(i)))
+	}
+	if err := d.prepare(); err != nil {
+		return err
+	}
+	if err := d.drop(); err != nil {
+		return fmt.Errorf("become user %d: %w", d.user, err)
+	}
+	return d.run(theirs)
+}
+
+// prepare makes the directories of msb: its state, and the root of the guest with this program.
+func (d *driver) prepare() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	// The guest may fill it. Its pages count for the control group of the machine.
+	size := int64(len(program)) + 128<<20
+	data := fmt.Sprintf("mode=0755,uid=%d,gid=%d,size=%d", d.user, d.user, size)
+	if err := unix.Mount("cloister", driverDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", driverDir, err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	root := filepath.Join(driverDir, "root")
+	for _, dir := range []string{"dev", "proc", "sys", "tmp", "run", hostDir, "etc"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	home := filepath.Join(driverDir, "home")
+	return errors.Join(os.WriteFile(filepath.Join(root, guestProgram), program, 0o755),
+		os.Mkdir(home, 0o700), os.Chown(home, d.user, d.user), os.Chown(root, d.user, d.user))
+}
+
+// drop gives up all rights but those to the descriptors, to the tmpfs, and to KVM.
+func (d *driver) drop() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	var supplementary []int
+	if d.group >= 0 {
+		supplementary = []int{d.group}
+	}
+	if err := syscall.Setgroups(supplementary); err != nil {
+		return err
+	}
+	if err := syscall.Setgid(d.user); err != nil {
+		return err
+	}
+	return syscall.Setuid(d.user)
+}
+
+// run creates the sandbox and runs the guest in it, whose stdin and stdout carry all ports.
+func (d *driver) run(theirs []*os.File) error {
+	create := d.command("create", "-n", guestName, "-q", "--pull", "never", d.msb.noNetwork,
+		"-c", fmt.Sprint(processors), "-m", d.memory, filepath.Join(driverDir, "root"))
+	create.Stdout = os.Stderr
+	if err := create.Run(); err != nil {
+		return fmt.Errorf("msb create: %w%s", err, d.logs())
+	}
+	exec := d.command("exec", "-q", "--no-tty", "--stream", guestName, "--", guestProgram)
+	to, err := exec.StdinPipe()
+	if err != nil {
+		return err
+	}
+	from, err := exec.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := exec.Start(); err != nil {
+		return fmt.Errorf("msb exec: %w", err)
+	}
+	err = bridge(from, to, theirs)
+	_ = exec.Process.Kill() // or it has ended
+	return fmt.Errorf("msb exec: %w%s", errors.Join(err, exec.Wait()), d.logs())
+}
+
+// command returns a command of msb.
+func (d *driver) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(d.msb.path, args...) //nolint:noctx // ends with the pid namespace
+	home := filepath.Join(driverDir, "home")
+	cmd.Env, cmd.Dir, cmd.Stderr = []string{"HOME=" + home, "MSB_HOME=" + home, "PATH=/usr/bin:/bin"}, home, os.Stderr
+	return cmd
+}
+
+// logs returns what msb recorded about the system of the sandbox.
+func (d *driver) logs() string {
+	cmd := d.command("logs", "--source", "system", guestName)
+	cmd.Stderr = nil
+	out, err := cmd.Output()
+	if err != nil || len(out) == 0 {
+		return ""
+	}
+	return "\n" + string(out[max(0, len(out)-maxConsole/2):])
+}
+
+// msbGuestMain is the guest in a machine of msb: it finds its ports in stdin and stdout.
+func msbGuestMain() error {
+	if err := mountAll(); err != nil {
+		return err
+	}
+	g := newGuest()
+	var ends []*os.File
+	for i := range ports {
+		ours, theirs, err := socketPair(portName(i))
+		if err != nil {
+			return err
+		}
+		g.ports[i] = newPort(ours)
+		ends = append(ends, theirs)
+	}
+	in, out, err := takeStreams()
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 2)
+	go func() { failed <- bridge(in, out, ends) }()
+	go func() { failed <- g.work() }()
+	return <-failed
+}
+
+// takeStreams returns stdin and stdout, and replaces them for everything else in this process and for its children.
+func takeStreams() (in, out *os.File, err error) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer null.Close()
+	var taken [2]int
+	for i, replacement := range []int{int(null.Fd()), 2} {
+		if taken[i], err = unix.FcntlInt(uintptr(i), unix.F_DUPFD_CLOEXEC, 3); err == nil {
+			err = unix.Dup3(replacement, i, 0)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("stream %d: %w", i, err)
+		}
+	}
+	return os.NewFile(uintptr(taken[0]), "stdin"), os.NewFile(uintptr(taken[1]), "stdout"), nil
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package microvm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/initramfs"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/guestkernel"
+	"github.com/cloister-build/cloister/tests/must"
+	"golang.org/x/sys/unix"
+)
+
+// NeedMachines skips the test if no kernel was chosen, or if this program is dynamically linked, so that it cannot be
+// the first process of a machine.
+func NeedMachines(t testing.TB) {
+	t.Helper()
+	if why := guestkernel.Missing(); why != "" {
+		sandboxtest.Unavailable(t, "qemu", why)
+	}
+	info, ok := debug.ReadBuildInfo()
+	if ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		t.Skip("programs with the race detector are dynamically linked")
+	}
+}
+
+// The fake msb is this program under another name. It has the options and exit codes of msb and boots its machines with
+// QEMU, which emulates the processor.
+const (
+	fakeInit    = "/fake-init"
+	fakeCommand = "/fake-command"
+	fakePort    = "fake.msb"
+)
+
+func init() {
+	switch {
+	case os.Args[0] == fakeInit:
+		fmt.Println("fake msb:", fakeInitMain())
+		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	case filepath.Base(os.Args[0]) == msbProgram:
+		os.Exit(fakeMain(os.Args[1:]))
+	}
+}
+
+// A fakeConfig is what the fake finds beside its program, since the driver passes no variables.
+type fakeConfig struct{ QEMU, Kernel, Modules string }
+
+// A fakeSandbox is the state of a sandbox that was created.
+type fakeSandbox struct{ Name, CPUs, Memory, Root string }
+
+// fakeMain performs one command of msb and returns its exit code.
+func fakeMain(args []string) int {
+	usage := func() int {
+		fmt.Fprintf(os.Stderr, "error: unexpected argument in %q\n", args)
+		return 2
+	}
+	state := filepath.Join(os.Getenv("MSB_HOME"), "state")
+	switch {
+	case slices.Equal(args, []string{"--version"}):
+		fmt.Println("msb 0.6.18")
+	case slices.Equal(args, []string{"create", "--help"}):
+		fmt.Println("  -n, --name <NAME>\n      --no-net\n          Disable the network")
+	case args[0] == "create":
+		if len(args) != 12 || !slices.Equal(slices.Delete(slices.Clone(args), 2, 3), []string{
+			"create", "-n", "-q", "--pull", "never", "--no-net", "-c", args[8], "-m", args[10], args[11],
+		}) {
+			return usage()
+		}
+		text, err := json.Marshal(fakeSandbox{args[2], args[8], args[10], args[11]})
+		if err = errors.Join(err, os.WriteFile(state, text, 0o600)); err != nil {
+			fmt.Fprintln(os.Stderr, "error:", err)
+			return 1
+		}
+	case args[0] == "exec":
+		if len(args) < 7 || !slices.Equal(args[:4], []string{"exec", "-q", "--no-tty", "--stream"}) || args[5] != "--" {
+			return usage()
+		}
+		if err := fakeExec(state, args[4], args[6:]); err != nil {
+			fmt.Fprintln(os.Stderr, "error:", err)
+			return 1
+		}
+	case args[0] == "logs":
+		text, _ := os.ReadFile(state + ".console")
+		fmt.Printf("%s", text)
+	default:
+		return usage()
+	}
+	return 0
+}
+
+// fakeExec boots the machine of the sandbox and runs a command in it.
+func fakeExec(state, name string, command []string) error {
+	var s fakeSandbox
+	text, err := os.ReadFile(state)
+	if err != nil || json.Unmarshal(text, &s) != nil || s.Name != name {
+		return fmt.Errorf("sandbox %q not found", name)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	var c fakeConfig
+	if text, err = os.ReadFile(filepath.Join(filepath.Dir(self), "config")); err == nil {
+		err = json.Unmarshal(text, &c)
+	}
+	if err != nil {
+		return err
+	}
+	im := initramfs.Image{}
+	for _, dir := range []string{"/dev", "/proc", "/sys/fs/cgroup", "/tmp", "/run", hostDir} {
+		im.Add(dir, unix.S_IFDIR|0o755, "")
+	}
+	text, err = json.Marshal(command)
+	im.Add(fakeCommand, unix.S_IFREG|0o644, string(text))
+	im.Add(fakeInit, unix.S_IFLNK|0o777, guestProgram)
+	if err := errors.Join(err, im.Copy(guestProgram, filepath.Join(s.Root, guestProgram))); err != nil {
+		return err
+	}
+	more, err := os.ReadFile(c.Modules)
+	if err == nil {
+		err = os.WriteFile(state+".initrd", slices.Concat(im.Bytes(), more), 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	args := []string{
+		program, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none", "-machine", "q35",
+		"-smp", s.CPUs, "-m", s.Memory, "-kernel", c.Kernel, "-initrd", state + ".initrd",
+		"-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=all rdinit=" + fakeInit, "-serial", "file:" + state + ".console",
+		"-chardev", "stdio,id=wire,signal=off", "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=wire,name=" + fakePort,
+	}
+	return syscall.Exec(c.QEMU, append(args, emulation...), os.Environ())
+}
+
+// fakeInitMain is the first process of a machine of the fake msb.
+func fakeInitMain() error {
+	if err := errors.Join(initramfs.Prepare(), mountAll()); err != nil {
+		return err
+	}
+	wire, err := openPort(fakePort)
+	if err != nil {
+		return err
+	}
+	var command []string
+	text, err := os.ReadFile(fakeCommand)
+	if err = errors.Join(err, json.Unmarshal(text, &command)); err != nil {
+		return err
+	}
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{"PATH=/"}, wire.file, wire.file, os.Stderr
+	return cmd.Run()
+}
+
+// useFakeMSB makes backends find the fake msb, and returns the directory of the package.
+func useFakeMSB(t testing.TB) {
+	t.Helper()
+	NeedMachines(t)
+	qemu := must.Get(findQEMU())(t)
+	k := must.Get(findKernel())(t)
+	dir := must.Get(os.MkdirTemp("", "cloister-msb-"))(t) // other users can read it
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(dir)) })
+	im := initramfs.Image{}
+	must.Succeed(t, im.AddModules(k.modules, modules))
+	c := fakeConfig{qemu, filepath.Join(dir, "kernel"), filepath.Join(dir, "modules")}
+	for name, text := range map[string][]byte{
+		"kernel": must.Get(os.ReadFile(k.image))(t), "modules": im.Bytes(), "bin/config": must.Get(json.Marshal(c))(t),
+		"bin/msb": must.Get(os.ReadFile("/proc/self/exe"))(t), "lib/libkrunfw.so.5.6.1": nil,
+	} {
+		must.Succeed(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), text, 0o755))
+	}
+	must.Succeed(t, os.Chmod(dir, 0o755))
+	t.Setenv("MSB_PATH", filepath.Join(dir, "bin/msb"))
+}
+
+func newFakeMSB() *backend {
+	b := newBackend(kind{msb: true, emulated: true})
+	b.command = b.msbCommand
+	return b
+}
+
+// TestBackendWithMSB tests the contract with machines of msb, with everything real but msb itself.
+func TestBackendWithMSB(t *testing.T) {
+	useFakeMSB(t)
+	sandboxtest.TestBackend(t, func() sandbox.Backend { return newFakeMSB() })
+}
+
+// TestBackendWithRealMSB tests the contract where msb and KVM are.
+func TestBackendWithRealMSB(t *testing.T) {
+	NeedMachines(t)
+	b := NewMSB()
+	_, err := b.Probe(t.Context())
+	must.Succeed(t, b.Close())
+	if err != nil {
+		t.Skip("no usable msb: ", err)
+	}
+	sandboxtest.TestBackend(t, NewMSB)
+}
+
+// TestMSBHasNoRights: whatever msb starts runs as a user that owns nothing, without network, and ends with its driver.
+func TestMSBHasNoRights(t *testing.T) {
+	useFakeMSB(t)
+	b := newFakeMSB()
+	t.Cleanup(func() { must.Succeed(t, b.Close()) })
+	mounts := must.Get(os.ReadFile("/proc/self/mountinfo"))(t)
+	m, err := b.acquireForTest(t)
+	must.Succeed(t, err)
+	members := namespaceOf(t, m.process.Pid)
+	if len(members) < 2 {
+		t.Fatalf("the namespace of the driver has processes %v, want also that of the machine", members)
+	}
+	host := must.Get(os.Readlink("/proc/self/ns/net"))(t)
+	for _, pid := range members {
+		status := string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t))
+		for _, want := range []string{"CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n", "NoNewPrivs:\t1\n", "Groups:\t \n"} {
+			if !strings.Contains(status, want) {
+				t.Errorf("process %d: want %q in\n%s", pid, want, status)
+			}
+		}
+		if net := must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)))(t); net == host {
+			t.Errorf("process %d is in the network of this host", pid)
+		}
+	}
+	must.Succeed(t, m.process.Kill())
+	<-m.ended
+	for _, pid := range members {
+		if err := unix.Kill(pid, 0); err != unix.ESRCH {
+			t.Errorf("process %d outlives its driver: %v", pid, err)
+		}
+	}
+	must.Succeed(t, b.release(m, false))
+	if after := must.Get(os.ReadFile("/proc/self/mountinfo"))(t); !bytes.Equal(after, mounts) {
+		t.Errorf("the mounts changed from\n%s\nto\n%s", mounts, after)
+	}
+}
+
+// acquireForTest boots a machine.
+func (b *backend) acquireForTest(t testing.TB) (*machine, error) {
+	t.Helper()
+	if err := b.start(t.Context()); err != nil {
+		return nil, err
+	}
+	return b.acquire(t.Context(), "", nil)
+}
+
+// namespaceOf returns the processes in the pid namespace of a process.
+func namespaceOf(t testing.TB, pid int) (all []int) {
+	t.Helper()
+	want := must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)))(t)
+	dirs := must.Get(filepath.Glob("/proc/[0-9]*"))(t)
+	for _, dir := range dirs {
+		if got, err := os.Readlink(filepath.Join(dir, "ns/pid")); err == nil && got == want {
+			var n int
+			_, err := fmt.Sscan(filepath.Base(dir), &n)
+			must.Succeed(t, err)
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// TestMSBPreflightHasCodes: each reason why msb cannot be used has its code, before anything is started.
+func TestMSBPreflightHasCodes(t *testing.T) {
+	const works = "case $1 in --version) echo msb 0.6.18;; create) echo '  --no-net  Disable';; esac"
+	for name, c := range map[string]struct {
+		script  string // "" is no program
+		library bool
+		want    string // code, or the option for no network
+	}{
+		"works":               {works, true, "--no-net"},
+		"older":               {strings.NewReplacer("0.6.18", "0.7.2", "--no-net ", "--no-network ").Replace(works), true, "--no-network"},
+		"no program":          {"", true, codeMSB},
+		"newer C library":     {"echo 'version `GLIBC_2.39 not found' >&2; exit 1", true, codeStart},
+		"cannot be executed":  {"exit 126", true, codeStart},
+		"launcher alone":      {"echo 'msb binary not found' >&2; exit 127", true, codeShim},
+		"old version":         {strings.ReplaceAll(works, "0.6.18", "0.5.5"), true, codeVersion},
+		"no version":          {strings.ReplaceAll(works, "0.6.18", "unknown"), true, codeVersion},
+		"no kernel":           {works, false, codeLibrary},
+		"no such option":      {strings.ReplaceAll(works, "--no-net", "--network"), true, codeOption},
+		"a similar option":    {strings.ReplaceAll(works, "--no-net", "--no-net-cache"), true, codeOption},
+		"help that fails":     {"case $1 in --version) echo msb 0.6.18;; *) exit 3;; esac", true, codeStart},
+		"a command that lags": {"case $1 in --version) kill -STOP $$;; esac", true, codeStart},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("MSB_PATH", filepath.Join(dir, "bin/msb"))
+			must.Succeed(t, errors.Join(os.Mkdir(filepath.Join(dir, "bin"), 0o755), os.Mkdir(filepath.Join(dir, "lib"), 0o755)))
+			if c.script != "" {
+				must.Succeed(t, os.WriteFile(filepath.Join(dir, "bin/msb"), []byte("#!/bin/sh\n"+c.script+"\n"), 0o755))
+			}
+			if c.library {
+				must.Succeed(t, os.WriteFile(filepath.Join(dir, "lib/libkrunfw.so.5"), nil, 0o644))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if strings.Contains(c.script, "STOP") {
+				cancel()
+			}
+			m, err := findMSB(ctx)
+			if got := code(err); err != nil && got != c.want || err == nil && m.noNetwork != c.want {
+				t.Errorf("got %+v, %v, want %q", m, err, c.want)
+			}
+		})
+	}
+}
