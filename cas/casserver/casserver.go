@@ -6,9 +6,10 @@
 //
 // Memory per call is bounded: one request message, one page of the reply and the window of a compressor, which share
 // 1 GiB; for GetTree the digests of the tree; for chunking calls the digests of up to a million chunks and the
-// lookahead of the chunking function. An upload streams from the client into Store.Put. When its stream breaks, that
-// Put waits up to ten minutes for another stream to resume it; these uploads are the only state of the package.
-// Compressed uploads cannot be resumed: they restart at offset 0.
+// lookahead of the chunking function; 16 MiB for an upload while the client's digest function is unknown. Other uploads
+// stream from the client into Store.Put. When its stream breaks, that Put waits up to ten minutes for another stream to
+// resume it; these uploads are the only state of the package. Compressed uploads cannot be resumed: they restart at
+// offset 0.
 //
 // Keeping the Put open needs no second copy of the bytes, no format for partial blobs and no second way into a store.
 // Resuming a compressed upload would require the state of its decompressor. A second stream of an upload supersedes the

@@ -6,9 +6,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"hash"
 	"io"
 	"slices"
-	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -85,8 +86,12 @@ func (c *Config) putAs(ctx context.Context, in *cas.Instance, b cas.Blob, mismat
 	return mismatch
 }
 
-// A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports that
-// function to the instance. It writes the content once for each possible function, since it cannot read it again.
+// maxDeciding is the size up to which a decidingStore keeps a blob in memory until it knows its function.
+const maxDeciding = 16 << 20
+
+// A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports it. The
+// client must send a larger blob again if its function is not the assumed one. Sessions wait to be resumed in Put, at
+// most maxWaiting at a time.
 type decidingStore struct {
 	cas.Store
 	others []cas.Digest
@@ -95,60 +100,49 @@ type decidingStore struct {
 
 // Put implements cas.Store.
 func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
-	ds := append([]cas.Digest{d}, s.others...)
-	errs, panics := make([]error, len(ds)), make([]any, len(ds))
-	to := make([]*io.PipeWriter, len(ds))
-	var puts sync.WaitGroup
-	for i, d := range ds {
-		var from *io.PipeReader
-		from, to[i] = io.Pipe()
-		puts.Go(func() {
-			defer func() {
-				panics[i] = recover()
-				from.Close() // the others continue
-			}()
-			errs[i] = s.Store.Put(ctx, d, from)
-		})
+	if d.Size() > maxDeciding {
+		return s.putLarge(ctx, d, r)
 	}
-	copyToAll(to, r)
-	puts.Wait()
-	for _, p := range panics {
-		if p != nil {
-			panic(p) // it ends this call and not the process
-		}
+	data, err := io.ReadAll(io.LimitReader(r, d.Size()+1))
+	if err != nil {
+		return err
 	}
-	result := errs[0]
-	for i, err := range errs {
-		switch {
-		case err == nil:
-			return s.report(ds[i].Function())
-		case !errors.Is(err, cas.ErrMismatch):
-			result = err // the content may have matched this function
-		}
-	}
-	return result
-}
-
-// copyToAll copies r to the writers until it ends or all of them are closed by their readers. The writers end like r.
-func copyToAll(to []*io.PipeWriter, r io.Reader) {
-	buf := buffers.Get(128 << 10)
-	defer buffers.Put(buf)
-	for {
-		n, err := r.Read(*buf)
-		open := 0
-		for _, w := range to {
-			if n == 0 { // an empty Write would wait for a Read
-				open++
-			} else if _, closed := w.Write((*buf)[:n]); closed == nil {
-				open++
-			}
-		}
-		if err == nil && open > 0 {
+	for _, d := range append([]cas.Digest{d}, s.others...) {
+		if d.Function().Sum(data) != d {
 			continue
 		}
-		for _, w := range to {
-			w.CloseWithError(err)
+		if err := s.report(d.Function()); err != nil {
+			return err
 		}
-		return
+		return s.Store.Put(ctx, d, bytes.NewReader(data))
 	}
+	return cas.Mismatch(d, d.Function().Sum(data))
+}
+
+// putLarge stores a blob if its function is the assumed one, and otherwise finds out which it is.
+func (s decidingStore) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
+	hashes := make([]hash.Hash, len(s.others))
+	all := make([]io.Writer, len(s.others))
+	for i, other := range s.others {
+		hashes[i] = other.Function().New(d.Size())
+		all[i] = hashes[i]
+	}
+	err := s.Store.Put(ctx, d, io.TeeReader(r, io.MultiWriter(all...)))
+	if err == nil {
+		return s.report(d.Function())
+	}
+	if !errors.Is(err, cas.ErrMismatch) {
+		return err
+	}
+	for i, other := range s.others {
+		if other.Function().Digest(hashes[i], d.Size()) != other {
+			continue
+		}
+		if err := s.report(other.Function()); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: the digest function of this client was unknown before this upload: %v; send the blob again",
+			cas.ErrUnavailable, other.Function())
+	}
+	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
 	"github.com/cloister-build/cloister/tests/expect"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -36,17 +37,26 @@ var uploadForms = map[string]func(*testing.T, *client, cas.Digest, string) error
 		return err
 	},
 	"several messages": func(t *testing.T, c *client, d cas.Digest, data string) error {
-		half := len(data) / 2
-		name := unstatedName("blobs", d)
-		_, err := c.write(t.Context(), message(name, 0, data[:half], false), message(name, int64(half), data[half:], true))
+		_, err := c.write(t.Context(), inPieces(unstatedName("blobs", d), data, max(len(data)/8, 1))...)
 		return err
 	},
 	"compressed": func(t *testing.T, c *client, d cas.Digest, data string) error {
 		by := repb.Compressor_ZSTD
 		packed := pack(t, by, data)
-		_, err := c.write(t.Context(), message(unstatedName("compressed-blobs/"+compress.Name(by), d), 0, packed, true))
+		_, err := c.write(t.Context(), inPieces(unstatedName("compressed-blobs/"+compress.Name(by), d), packed, 3<<20)...)
 		return err
 	},
+}
+
+// inPieces returns an upload of data in messages of n bytes.
+func inPieces(name, data string, n int) (ms []*bspb.WriteRequest) {
+	for off := 0; ; off += n {
+		end := min(off+n, len(data))
+		ms = append(ms, message(name, int64(off), data[off:end], end == len(data)))
+		if end == len(data) {
+			return ms
+		}
+	}
 }
 
 func unstatedName(kind string, d cas.Digest) string {
@@ -94,6 +104,30 @@ func TestContentDecidesTheFunction(t *testing.T) {
 					expect.Slices(t, l.learned, []cas.Function{f}, "functions learned")
 				}
 				expect.Equal(t, m.Len(), 2, "blobs")
+			})
+		}
+	}
+}
+
+// A large blob is not kept in memory: the client sends it again once its function is known.
+func TestLargeBlobDecidesTheFunction(t *testing.T) {
+	data := noise(17 << 20)
+	for _, form := range []string{"several messages", "compressed"} {
+		for _, learned := range [][]cas.Function{nil, {cas.BLAKE3}} {
+			t.Run(fmt.Sprint(form, learned), func(t *testing.T) {
+				m, l := castest.NewMemory(), &learner{learned: learned}
+				c := l.serve(t, m, m)
+				f := cas.BLAKE3
+				if learned != nil {
+					f = cas.SHA256 // of a second client
+				}
+				d := f.Sum([]byte(data))
+				wantCode(t, uploadForms[form](t, c, d, data), codes.Unavailable, "send the blob again")
+				expect.Equal(t, m.Len(), 0, "blobs")
+				expect.Equal(t, l.learned[len(l.learned)-1], f, "last function learned")
+				l.learned = []cas.Function{f}
+				wantCode(t, uploadForms[form](t, c, d, data), codes.OK)
+				expect.That(t, slices.Contains(m.Digests(), d), "got blobs %v, want %v", m.Digests(), d)
 			})
 		}
 	}

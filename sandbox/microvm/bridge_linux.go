@@ -75,7 +75,7 @@ func (w *wire) send(port byte, n int, data []byte) error {
 	return err
 }
 
-// update changes the end and wakes whoever waits for that.
+// update changes the end and wakes those that wait for that.
 func (e *wireEnd) update(change func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package qemu runs commands in QEMU virtual machines. Each has a Linux kernel of its own, on which package namespace
+// Package microvm runs commands in virtual machines of QEMU or msb (microsandbox). Each has a Linux kernel of its own, on which package namespace
 // runs the command. The guarantees of a run are therefore those of that package, with these differences:
 //   - an action that exploits a bug in its kernel controls the virtual machine, which can read the host directories of
 //     its run and has no network;
-//   - directories of the host are read through this process (FUSE over a serial port), everything else of the workspace
+//   - directories of the host are read through this process (FUSE), everything else of the workspace
 //     is copied into the machine, and outputs are copied back and checked;
 //   - a run cannot be audited in full, reaches no endpoint outside the sandbox, and has no terminal, no root file
 //     system of its own and no superuser;
@@ -12,12 +12,13 @@
 //
 // Each run has a machine of its own, which ends with it.
 //
-// The processor can be emulated (TCG), for tests on hosts without KVM. QEMU considers its emulator no security
+// QEMU can emulate the processor (TCG), for tests on hosts without KVM. QEMU considers its emulator no security
 // boundary, and neither does this package: such a backend has another name, which no action that requires QEMU accepts,
 // and keeps machines for later runs, because they take long to boot.
 //
-// The backend needs root, QEMU ($QEMU_PATH or in PATH) and a kernel: the newest in /boot, or that in the directory
-// $CLOISTER_GUEST_KERNEL, which contains boot and lib/modules.
+// The backends need root. That of QEMU needs QEMU ($QEMU_PATH or in PATH) and a kernel: the newest in /boot, or that in
+// the directory $CLOISTER_GUEST_KERNEL, which contains boot and lib/modules. That of msb needs msb ($MSB_PATH or in
+// PATH), whose package contains a kernel.
 //
 // The program must call namespace.Init at the start of main. It must be statically linked, because it is also the first
 // process of each machine.
