@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package microvm runs commands in virtual machines of QEMU or msb (microsandbox). Each has a Linux kernel of its own, on which package namespace
-// runs the command. The guarantees of a run are therefore those of that package, with these differences:
+// Package microvm runs commands in virtual machines of QEMU or msb (microsandbox). Each has a Linux kernel of its own, on
+// which package namespace runs the command. The guarantees of a run are therefore those of that package, with these
+// differences:
 //   - an action that exploits a bug in its kernel controls the virtual machine, which can read the host directories of
 //     its run and has no network;
-//   - directories of the host are read through this process (FUSE), everything else of the workspace
-//     is copied into the machine, and outputs are copied back and checked;
+//   - directories of the host are read through this process (FUSE), everything else of the workspace is copied into the
+//     machine, and outputs are copied back and checked;
 //   - a run cannot be audited in full, reaches no endpoint outside the sandbox, and has no terminal, no root file
 //     system of its own and no superuser;
 //   - the clock is the machine's.

@@ -199,6 +199,44 @@ func TestBackendWithMSB(t *testing.T) {
 	sandboxtest.TestBackend(t, func() sandbox.Backend { return newFakeMSB() })
 }
 
+// TestRunInMSB: streams, files of the workspace and the exit code pass through the one wire to a machine of msb, each of
+// them larger than the window of its port.
+func TestRunInMSB(t *testing.T) {
+	useFakeMSB(t)
+	b := newFakeMSB()
+	t.Cleanup(func() { must.Succeed(t, b.Close()) })
+	const size = 3 * window
+	w := must.Get(b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited))(t)
+	t.Cleanup(func() { must.Succeed(t, w.Close()) })
+	must.Succeed(t, errors.Join(w.Root().Mkdir("in", 0o755), w.Root().Mkdir("out", 0o777), w.Root().Chmod("out", 0o777)))
+	must.Succeed(t, w.Root().WriteFile("in/file", bytes.Repeat([]byte("i"), size), 0o644))
+	read, write, err := os.Pipe()
+	must.Succeed(t, err)
+	defer read.Close()
+	go func() { _, _ = write.Write(bytes.Repeat([]byte("s"), size)); write.Close() }() // fails if the run does not read
+	s := plainSpec()
+	s.Args = []string{"/bin/sh", "-c", "cat > /out/stdin; cat /in/file; exit 5"}
+	s.Env, s.Workspace = []string{"PATH=/usr/bin:/bin"}, w.Name()
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
+		if src, err := filepath.EvalSymlinks(dir); err == nil {
+			s.Inputs = append(s.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
+		}
+	}
+	s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in", Content: "in", Source: "in"})
+	s.Outputs = []sandbox.Output{{Target: "/out", Source: "out"}}
+	var stdout bytes.Buffer
+	res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdin: read, Stdout: &stdout})
+	if err != nil || res.ExitCode != 5 {
+		t.Fatalf("got %+v, %v, want exit code 5", res, err)
+	}
+	if got := strings.Count(stdout.String(), "i"); got != size {
+		t.Errorf("stdout: got %d bytes, want %d", got, size)
+	}
+	if got := must.Get(w.Root().ReadFile("out/stdin"))(t); len(got) != size {
+		t.Errorf("stdin: got %d bytes, want %d", len(got), size)
+	}
+}
+
 // TestBackendWithRealMSB tests the contract where msb and KVM are.
 func TestBackendWithRealMSB(t *testing.T) {
 	NeedMachines(t)
