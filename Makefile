@@ -17,7 +17,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo recording pictures repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
+.PHONY: help build demo recording pictures repro test corpus test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
 	soak scale grow store neighbours golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu msb
 
 help: ## list the targets
@@ -54,10 +54,17 @@ RERUNS ?= 0
 GOTESTSUM = $(TOOL) gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=$(RERUNS) --rerun-fails-max-failures=6 \
 	--rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@.txt --jsonfile bin/events-$@.json
 
+# make lint vets. Without debug information, a test links in half the time.
+LINKED = -ldflags='-s -w'
+
 test: tools ## run all tests and list the skipped ones with their reasons
-	$(GO) vet ./...
 	@mkdir -p bin
-	$(GOTESTSUM) --packages "$(PACKAGES)" -- -vet=off -p $(AT_ONCE) -timeout 30m
+	$(GOTESTSUM) --packages "$(PACKAGES)" -- $(LINKED) -vet=off -p $(AT_ONCE) -timeout 30m
+	@.ci/ended bin/events-$@.json
+
+corpus: tools ## check the causes and factors that repro finds in all programs of its corpus (3 minutes)
+	@mkdir -p bin
+	$(GOTESTSUM) --packages ./tests/repro -- $(LINKED) -vet=off -timeout 30m -args -all
 	@.ci/ended bin/events-$@.json
 
 # These tests measure allocations, which the race detector increases.
@@ -70,7 +77,7 @@ CONCURRENT = grep -rlE --include='*.go' --exclude-dir=testdata --exclude-dir=pac
 race: ## run the unit tests of packages with goroutines or locks with the race detector (needs a C compiler)
 	@mkdir -p bin
 	CGO_ENABLED=1 $(GOTESTSUM) --packages "$$($(CONCURRENT) | sed 's|^|./|' | tr '\n' ' ')" -- \
-		-race -short -vet=off -p $(AT_ONCE) -timeout 40m -skip '$(NORACE)'
+		$(LINKED) -race -short -vet=off -p $(AT_ONCE) -timeout 40m -skip '$(NORACE)'
 	@.ci/ended bin/events-$@.json
 
 test-sandbox: ## run the sandbox tests; fail where this machine cannot confine

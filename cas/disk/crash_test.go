@@ -253,7 +253,7 @@ func TestCrashAtEveryCommitPoint(t *testing.T) {
 		sandboxtest.Unavailable(t, "tools", err)
 	}
 	binary := filepath.Join(t.TempDir(), "disk.test")
-	if out, err := exec.Command(program, "test", "-c", "-tags", "commitpoints", "-o", binary, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command(program, "test", "-c", "-ldflags=-s -w", "-tags", "commitpoints", "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	names := points(t)

@@ -42,7 +42,9 @@ func runTests(m *testing.M) int {
 }
 
 var build = sync.OnceValue(func() error {
-	out, err := exec.Command("go", "build", "-o", programDir, "github.com/cloister-build/cloister/cmd/cloister").CombinedOutput()
+	// go run caches the linked program, which tests of other packages use as well.
+	out, err := exec.Command("go", "run", "-ldflags=-s -w", "-exec=cp",
+		"github.com/cloister-build/cloister/cmd/cloister", filepath.Join(programDir, "cloister")).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}

@@ -423,14 +423,14 @@ func TestSlotStaysSmall(t *testing.T) {
 		t.Fatal("no pid 1 waits for the next run")
 	}
 	fds, _, resident := state()
-	runs(500)
+	runs(250)
 	var f, p int
 	var now int64
 	if !eventually(func() bool { f, p, now = state(); return f <= fds+1 && p == 1 }) {
-		t.Errorf("after 500 runs more: %d descriptors and %d processes, before %d and 1", f, p, fds)
+		t.Errorf("after 250 runs more: %d descriptors and %d processes, before %d and 1", f, p, fds)
 	}
 	if !racing() && (now > resident+4<<20 || now > 48<<20) {
-		t.Errorf("after 500 runs more: resident are %s, before %s", sandbox.Bytes(now), sandbox.Bytes(resident))
+		t.Errorf("after 250 runs more: resident are %s, before %s", sandbox.Bytes(now), sandbox.Bytes(resident))
 	}
 	for _, c := range append(children(t, slots[0]), children(t, b.Zygote())...) {
 		if c.state == "Z" {
@@ -473,7 +473,7 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 	t.Parallel()
 	backend(t, namespace.Config{})
 	mark := fmt.Sprintf("7%d", os.Getpid())
-	for i := range 24 {
+	for i := range 12 {
 		cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 		cmd.Env = append(os.Environ(), churnVariable+"="+mark)
 		stdout, err := cmd.StdoutPipe()
@@ -484,7 +484,7 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 		if err != nil {
 			t.Fatalf("the worker does not start: %q, %v", line, err)
 		}
-		time.Sleep(time.Duration(i) * 1300 * time.Microsecond)
+		time.Sleep(time.Duration(i) * 2600 * time.Microsecond)
 		if i%2 == 0 {
 			must.Succeed(t, cmd.Process.Signal(syscall.SIGSTOP))
 			time.Sleep(20 * time.Millisecond)

@@ -65,14 +65,14 @@ func kill(t *testing.T, pid int, signal syscall.Signal) {
 func TestSlotKilledBetweenRuns(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
-	for i := range 60 {
+	for i := range 30 {
 		r := sandboxtest.Run{Script: "exit 3", Spec: func(s *sandbox.Spec) {
 			if i%2 == 1 {
 				s.Audit = sandbox.AuditOff
 			}
 		}}
 		for _, pid := range slotProcesses(t, b) {
-			time.Sleep(time.Duration(i) * 50 * time.Microsecond)
+			time.Sleep(time.Duration(i) * 100 * time.Microsecond)
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have been about to end
 		}
 		r.Do(t, b)

@@ -76,7 +76,11 @@ func TestMain(m *testing.M) {
 func TestBackend(t *testing.T) {
 	t.Parallel()
 	sandboxtest.TestBackend(t, func() sandbox.Backend {
-		return namespace.New(namespace.Config{Source: map[string]string{os.TempDir(): os.TempDir()}})
+		config := namespace.Config{Source: map[string]string{os.TempDir(): os.TempDir()}}
+		if os.Getenv(attachedVariable) != "" {
+			return namespace.NewAttached(config)
+		}
+		return namespace.New(config)
 	})
 }
 

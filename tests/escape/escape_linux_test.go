@@ -65,7 +65,7 @@ var build = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	built = filepath.Join(dir, "hostile")
-	cmd := exec.Command("go", "build", "-o", built, "./hostile")
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", built, "./hostile")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build hostile: %w\n%s", err, out)

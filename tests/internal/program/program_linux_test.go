@@ -14,8 +14,8 @@ import (
 // TestTimeLimitExcludesCompilation uses a go command that compiles slowly.
 func TestTimeLimitExcludesCompilation(t *testing.T) {
 	bin := t.TempDir()
-	// Called as go build FLAGS -o NAME PACKAGE and as go list.
-	const slow = "#!/bin/sh\n[ \"$1\" = list ] || { sleep 0.3; : > \"$4\"; }\n"
+	// Called as go run FLAG FLAG PACKAGE NAME and as go list.
+	const slow = "#!/bin/sh\n[ \"$1\" = list ] || { sleep 0.3; : > \"$5\"; }\n"
 	must.Succeed(t, os.WriteFile(filepath.Join(bin, "go"), []byte(slow), 0o755))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	p := Program{dir: t.TempDir()}
