@@ -130,7 +130,7 @@ vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1
 	@$(GO) test -count=1 -timeout 45m -v ./tests/vm > bin/vm.log 2>&1; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ {0,8}--- |: Linux ' bin/vm.log; else cat bin/vm.log; fi; exit $$code
 
-kernel: ## download the kernel with which the tests boot virtual machines (once)
+kernel: ## download the kernel for virtual machines in tests (once)
 	@.ci/tools vm
 	$(GO) test -count=1 ./tests/vm -run '^TestKernel$$'
 
@@ -139,7 +139,7 @@ qemu: kernel ## test virtual machines on an emulated processor (10 minutes)
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/cli -run '^TestScripts$$/^tier_qemu$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^qemu-tcg$$'
 
-msb: kernel ## test the contract of a backend in machines of msb, whose place a program takes that boots QEMU (10 minutes)
+msb: kernel ## test the backend contract with a fake msb that boots QEMU (10 minutes)
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -run '^TestBackendWithMSB$$' ./sandbox/microvm
 
 rules: ## check the 132 rules of the API and print the results (ENDPOINT=HOST:PORT: another server)

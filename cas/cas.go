@@ -168,8 +168,8 @@ type Instance struct {
 	// Functions are the digest functions that the instance serves; nil means all. If a request states none, the first
 	// function whose hashes are as long as the request's applies.
 	Functions []Function
-	// Unstated precede Functions for requests that state no function. They are those of Functions that the clients of the
-	// instance are known to use.
+	// Unstated lists those of Functions that the instance's clients are known to use without stating them. They take
+	// precedence over Functions for requests that state no function.
 	Unstated []Function
 }
 
@@ -181,9 +181,9 @@ func (in *Instance) Serves() []Function {
 	return in.Functions
 }
 
-// FunctionOf returns the digest function of a request: v, or if that is UNKNOWN the first of Unstated and Functions whose
-// hashes are as long as sample's. If sample is nil, too, it is the first function of the instance. FunctionOf returns ErrInvalid for a
-// function that the instance does not serve (REAPI, digest_function of every request).
+// FunctionOf returns the digest function of a request: v, or, if v is UNKNOWN, the first of Unstated and Functions
+// whose hashes are as long as sample's. If sample is nil, too, it is the instance's first function. FunctionOf returns
+// ErrInvalid for a function that the instance does not serve (REAPI, digest_function of every request).
 func (in *Instance) FunctionOf(v repb.DigestFunction_Value, sample *repb.Digest) (Function, error) {
 	if v == repb.DigestFunction_UNKNOWN && sample == nil {
 		return in.Serves()[0], nil

@@ -61,10 +61,11 @@ type Config struct {
 	OnLookup func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
 	// OnUpdate, if not nil, is called with each result that UpdateActionResult records, under the same conditions.
 	OnUpdate func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
-	// Unstated, if not nil, is called if a blob was uploaded without a digest function, several functions of the instance
-	// have hashes of that length, and the content matches f, which is not in Instance.Unstated. If it returns nil, the
-	// blob is stored under f, and Instances should return an instance with f in Unstated from then on. An error, which is
-	// the client's, says that requests of the instance without a function mean another one. It must not block.
+	// Unstated, if not nil, is called when a client has uploaded a blob without a digest function, its content matches
+	// f, f is not in Instance.Unstated, and the instance has several functions with hashes of that length. If Unstated
+	// returns nil, the blob is stored under f, and Instances should return an instance with f in Unstated from then on.
+	// An error is returned to the client; it reports that the instance uses another function for such requests.
+	// Unstated must not block.
 	Unstated func(instance string, f cas.Function) error
 	// Rights reports whether the caller may execute actions and update results in an instance. GetCapabilities reports
 	// it (rules 5 and 6); no call is rejected because of it. Nil permits both.

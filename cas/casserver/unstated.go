@@ -28,8 +28,8 @@ func alternatives(in *cas.Instance, d cas.Digest) (ds []cas.Digest) {
 	return ds
 }
 
-// candidates returns what else than d an upload may have, whose request has the function f: if that is UNKNOWN, all
-// alternatives until the instance's function is known, and then the default, which a second client may mean.
+// candidates returns the other digests that an upload may have if its request states no function (f is UNKNOWN): all
+// alternatives until the instance's function is known, then only the default, which a second client may use.
 func (c *Config) candidates(in *cas.Instance, f repb.DigestFunction_Value, d cas.Digest) []cas.Digest {
 	if f != repb.DigestFunction_UNKNOWN || c.Unstated == nil {
 		return nil
@@ -49,8 +49,8 @@ func (c *Config) candidates(in *cas.Instance, f repb.DigestFunction_Value, d cas
 	return nil
 }
 
-// undecided reports whether the function of d was assumed: f, of its request, is UNKNOWN, and nothing is known about the
-// clients of the instance.
+// undecided reports whether the function of d was assumed: the request's function f is UNKNOWN, and the functions of
+// the instance's clients are unknown.
 func (c *Config) undecided(in *cas.Instance, f repb.DigestFunction_Value, d cas.Digest) bool {
 	return !slices.Contains(in.Unstated, d.Function()) && len(c.candidates(in, f, d)) > 0
 }
@@ -119,7 +119,8 @@ func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error
 	return cas.Mismatch(d, d.Function().Sum(data))
 }
 
-// putLarge stores a blob if its function is the assumed one, and otherwise finds out which it is.
+// putLarge stores a blob if it has the assumed function. Otherwise it reports the actual one and asks the client to
+// send the blob again.
 func (s decidingStore) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
 	hashes := make([]hash.Hash, len(s.others))
 	all := make([]io.Writer, len(s.others))

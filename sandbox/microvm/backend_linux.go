@@ -58,9 +58,10 @@ type cell struct {
 // errEnding is the error of boots and runs that Close ended.
 var errEnding = fmt.Errorf("%w, with every run in it", sandbox.ErrClosed)
 
-// NewQEMU returns a backend whose virtual machines are those of QEMU. It runs at most as many commands at a time as this host has processors, or two if it has one,
-// and gives each an equal part of half of the host's memory, from 1 to 8 GiB; further runs wait. If the processor is
-// emulated, nothing protects this host from hostile commands. The caller closes it.
+// NewQEMU returns a backend that runs commands in QEMU virtual machines. It runs at most as many commands at a time as
+// this host has processors, or two if it has one; further runs wait. Half of the host's memory is divided equally among
+// the machines, from 1 to 8 GiB each. If the processor is emulated, nothing protects this host from hostile commands.
+// The caller closes the backend.
 func NewQEMU(emulated bool) sandbox.Backend {
 	b := newBackend(kind{emulated: emulated})
 	b.command = b.qemuCommand
@@ -179,7 +180,7 @@ func (b *backend) start(ctx context.Context) error {
 // find returns the program that runs machines, and prepares what it needs.
 func (b *backend) find(ctx context.Context) (string, error) {
 	if b.msb {
-		m, err := findMSB(ctx)
+		m, err := findMSB(ctx, bootTime)
 		b.noNet = m.noNetwork
 		return m.path, err
 	}

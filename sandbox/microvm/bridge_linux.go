@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A wire carries all ports between the driver of msb and the guest. Each of its frames has a head of five bytes, a port
-// and a number. For the port itself the number is the length of the data that follows; with the bit isCredit, it is a
-// number of bytes that the other side may send again. A side sends at most window bytes that the other one has not yet
-// delivered, so that a slow reader of one port does not stop the others.
+// A wire carries all ports between the driver of msb and the guest. Each frame has a header of five bytes: a port and a
+// number. The number is the length of the data that follows or, if the bit isCredit is set in the port, a credit: the
+// number of additional bytes that the other side may send. A side sends at most window bytes that the other one has not
+// yet delivered, so that a slow reader of one port does not stall the others.
 const (
 	headSize = 5
 	isCredit = 0x80
@@ -146,7 +146,7 @@ func (w *wire) receive(in *bufio.Reader) error {
 		}
 		e := w.ends[port]
 		e.mu.Lock()
-		room := int64(window - len(e.got)) // and what is being written beside it is bounded by a window as well
+		room := int64(window - len(e.got)) // the data being written is bounded by another window
 		spent := int64(window - e.credit)
 		e.mu.Unlock()
 		if head[0]&isCredit != 0 {

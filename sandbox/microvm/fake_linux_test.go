@@ -84,7 +84,8 @@ func (f *fakeGuest) serve(g *guest) {
 	}
 }
 
-// fakeBackend returns a backend with machines of fake guests, of which each but the last serves one machine.
+// fakeBackend returns a backend whose machines have fake guests: one guest per machine, and the last guest for all
+// further ones.
 func fakeBackend(t *testing.T, emulated bool, guests ...*fakeGuest) *backend {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -51,20 +51,19 @@ const (
 	validity = 1
 )
 
-// A fileServer serves directories and files of this host to a guest, which mounts them with FUSE. It changes nothing,
-// and finds nothing but what is below its sources, without following links. Its requests come from a kernel that may be
-// hostile.
+// A fileServer serves directories and files of this host to a guest, which mounts them with FUSE. It is read-only,
+// serves only what is below its sources, and follows no links. Its requests come from a kernel that may be hostile.
 type fileServer struct {
 	mu      sync.Mutex // held during a request
 	sources []int      // O_PATH descriptors; source i is the file first+i of the root
-	first   int        // no name is used again, since guests remember them
+	first   int        // names are never reused, because guests cache them
 	nodes   map[uint64]*node
 	names   map[nodeKey]uint64
 	last    uint64
 	buf     []byte
 }
 
-// A node is a file that the guest knows. It is a name, not a descriptor, of which there are too few.
+// A node is a file that the guest knows. It holds a name, not a descriptor, because descriptors are scarce.
 type node struct {
 	nodeKey
 	lookups  uint64 // those that the guest has not forgotten
@@ -424,7 +423,8 @@ func (s *fileServer) readdir(id uint64, offset int64, size int) ([]byte, error) 
 	if _, err := unix.Seek(fd, offset, unix.SEEK_SET); err != nil {
 		return nil, err
 	}
-	// An entry here has at most 5 bytes less than there: the header has 19 bytes instead of 24, and both are padded to 8.
+	// A linux_dirent64 is at most 8 bytes shorter than the guest's entry: its header has 19 bytes, not 24, and both are
+	// padded to 8.
 	buf := make([]byte, max(size*2/3, 1024))
 	n, err := unix.ReadDirent(fd, buf)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 const (
 	// maxChunk bounds the frames of streams and trees, in bytes.
 	maxChunk = 64 << 10
-	// maxMessage bounds a request to the guest in JSON, in bytes, and maxAnswer its answer, which holds a result with every
-	// event.
+	// maxMessage bounds a JSON request to the guest, and maxAnswer its answer, in bytes. An answer holds a result with
+	// every event.
 	maxMessage = 32 << 20
 	maxAnswer  = 4 << 20
 )

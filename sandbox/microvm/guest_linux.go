@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/internal/initramfs"
+	"github.com/cloister-build/cloister/sandbox/microvm/initramfs"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"golang.org/x/sys/unix"
 )
 
-// Names under which this program is the first process of a guest, and its worker. The first process mounts what the
-// worker needs and reaps processes. The worker runs commands with package namespace.
+// Names under which this program is the guest's init and its worker. Init mounts what the worker needs and reaps
+// processes. The worker runs commands with package namespace.
 const (
 	nameInit   = "/cloister-init"
 	nameWorker = "cloister-guest"
@@ -121,21 +121,23 @@ func mountAll() error {
 	return nil
 }
 
-// initMain is the first process of the guest.
-func initMain() error {
-	if err := initramfs.Prepare(); err != nil {
-		return err
-	}
-	if err := mountAll(); err != nil {
-		return err
-	}
+// harden sets what an action inherits from its kernel and its parents, in machines of both engines.
+func harden() error {
 	for name, value := range map[string]string{"fs/protected_hardlinks": "1", "fs/protected_symlinks": "1", "kernel/panic_on_oops": "1"} {
 		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0); err != nil {
 			return err
 		}
 	}
 	const files = 1 << 20
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}); err != nil {
+	return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files})
+}
+
+// initMain is the first process of the guest.
+func initMain() error {
+	if err := initramfs.Prepare(); err != nil {
+		return err
+	}
+	if err := errors.Join(mountAll(), harden()); err != nil {
 		return err
 	}
 	worker, err := syscall.ForkExec("/proc/self/exe", []string{nameWorker}, &syscall.ProcAttr{
@@ -412,8 +414,8 @@ func (g *guest) workspace(ctx context.Context, r *runRequest) (*filled, error) {
 	return &filled{w, fd, treeErr}, err
 }
 
-// stdin returns the reading end of a pipe that gets the stdin of a run, and a channel that gets an error of the port
-// once its stream has ended.
+// stdin returns the read end of a pipe with the run's stdin, and a channel that receives the port's error when the
+// stream has ended.
 func (g *guest) stdin() (*os.File, <-chan error, error) {
 	read, write, err := os.Pipe()
 	if err != nil {

@@ -370,8 +370,8 @@ func TestListsOfResultsAreKnown(t *testing.T) {
 	walk(reflect.TypeFor[sandbox.Result](), "Result")
 }
 
-// TestKernelsOfRootBoot: QEMU, which is not root, gets a copy of the kernel that it can read but not change, and so of
-// the initial root.
+// TestKernelsOfRootBoot: QEMU, which is not root, gets copies of the kernel and the initial root that it can read but
+// not change.
 func TestKernelsOfRootBoot(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "vmlinuz")
 	must.Succeed(t, os.WriteFile(image, []byte("kernel"), 0o600))

@@ -39,8 +39,8 @@ const (
 	maxConsole = 8 << 10
 )
 
-// emulation has the arguments for an emulated processor. With clocks of this host, and with a thread for each processor,
-// guests crash at times. With svm=off, probes in guests of QEMU 7.2 fail.
+// emulation lists QEMU's arguments for an emulated processor. With the host's clocks and a thread per processor, guests
+// crash at random. With svm=off, probes in guests of QEMU 7.2 fail.
 var emulation = []string{"-accel", "tcg,thread=single", "-icount", "shift=1,sleep=on", "-rtc", "clock=vm", "-cpu", "max"}
 
 // A machine is a virtual machine. It runs one command at a time.
@@ -210,8 +210,8 @@ func (m *machine) start(cmd *exec.Cmd) error {
 
 var limiting sync.Mutex // held while this process has the limit of QEMU
 
-// startWithoutDumps starts a command that dumps no core, which would contain the run's data. It inherits the limit: to
-// set that of another user's process takes a capability that containers lack.
+// startWithoutDumps starts a command with core dumps disabled, because a dump would contain the run's data. The command
+// inherits the limit: setting it for another user's process needs a capability that containers lack.
 func startWithoutDumps(cmd *exec.Cmd) error {
 	limiting.Lock()
 	defer limiting.Unlock()
@@ -276,7 +276,7 @@ func (m *machine) kill() error {
 	case <-m.ended:
 	case <-timer.C:
 		m.cell.lost = true
-		m.closePorts() // what waits for the guest ends all the same
+		m.closePorts() // unblock everything that waits for the guest
 		return fmt.Errorf("QEMU (process %d) did not end within %v of its kill", m.process.Pid, m.end)
 	}
 	// The control group can be deleted only once the thread, which is in it, has ended.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package microvm runs commands in virtual machines of QEMU or msb (microsandbox). Each has a Linux kernel of its own, on
-// which package namespace runs the command. The guarantees of a run are therefore those of that package, with these
-// differences:
+// Package microvm runs commands in virtual machines of QEMU or msb (microsandbox). Each machine has its own Linux
+// kernel, on which package namespace runs the command. The guarantees of a run are therefore those of that package,
+// with these differences:
 //   - an action that exploits a bug in its kernel controls the virtual machine, which can read the host directories of
 //     its run and has no network;
 //   - directories of the host are read through this process (FUSE), everything else of the workspace is copied into the
@@ -13,9 +13,9 @@
 //
 // Each run has a machine of its own, which ends with it.
 //
-// QEMU can emulate the processor (TCG), for tests on hosts without KVM. QEMU considers its emulator no security
-// boundary, and neither does this package: such a backend has another name, which no action that requires QEMU accepts,
-// and keeps machines for later runs, because they take long to boot.
+// QEMU can emulate the processor (TCG), for tests on hosts without KVM. QEMU does not consider its emulator a security
+// boundary, and neither does this package: the emulated backend has its own name, which does not satisfy actions that
+// require QEMU. It keeps machines for later runs, because they take long to boot.
 //
 // The backends need root. That of QEMU needs QEMU ($QEMU_PATH or in PATH) and a kernel: the newest in /boot, or that in
 // the directory $CLOISTER_GUEST_KERNEL, which contains boot and lib/modules. That of msb needs msb ($MSB_PATH or in

@@ -31,6 +31,10 @@ const holdVariable = "CLOISTER_TEST_HOLD"
 func TestMain(m *testing.M) {
 	namespace.Init()
 	guestkernel.Use()
+	if os.Getenv(microvm.BootVariable) != "" {
+		fmt.Println("ended:", microvm.Boot())
+		return
+	}
 	if os.Getenv(holdVariable) != "" {
 		_, err := microvm.NewQEMU(emulated).Run(context.Background(), spec("trap '' TERM HUP; echo started; sleep 600"), sandbox.Stdio{Stdout: os.Stdout})
 		fmt.Println("ended:", err)
@@ -127,23 +131,7 @@ func TestMachinesServeTheSourcesOfTheirRun(t *testing.T) {
 }
 
 // children returns the process IDs of the machines that a process started.
-func children(t *testing.T, pid int) []string {
-	t.Helper()
-	var all []string
-	for _, p := range must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)))(t) {
-		text, err := os.ReadFile(p)
-		if err != nil {
-			continue // the thread has ended
-		}
-		for child := range strings.FieldsSeq(string(text)) {
-			if name, _ := os.ReadFile("/proc/" + child + "/cmdline"); strings.HasPrefix(string(name), "qemu-system-") {
-				all = append(all, child)
-			}
-		}
-	}
-	slices.Sort(all)
-	return all
-}
+func children(t *testing.T, pid int) []string { return microvm.Children(t, pid, "qemu-system-") }
 
 // TestNothingOutlivesAKilledWorker: after kill -9 of a worker no machine is left, no mount and no file.
 func TestNothingOutlivesAKilledWorker(t *testing.T) {

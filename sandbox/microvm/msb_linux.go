@@ -30,15 +30,16 @@ const (
 	driverDir = "/mnt"
 	// guestProgram is this program in the guest, where msb runs it.
 	guestProgram = "/cloister-msb-guest"
-	// guestName is the name of the sandbox in the state of msb, which each machine has for itself.
+	// guestName is the name of every machine's sandbox. Each machine has its own msb state, so names do not collide.
 	guestName = "cloister"
 )
 
 // An msb is an installed msb and what it calls the option for a sandbox without network.
 type msb struct{ path, noNetwork string }
 
-// findMSB returns the msb of $MSB_PATH or PATH, if it is one that this package can use.
-func findMSB(ctx context.Context) (msb, error) {
+// findMSB returns the msb of $MSB_PATH or PATH, if it is one that this package can use. Each of its answers may take as
+// long as limit.
+func findMSB(ctx context.Context, limit time.Duration) (msb, error) {
 	stated := os.Getenv("MSB_PATH")
 	file, err := exec.LookPath(cmp.Or(stated, msbProgram))
 	if err == nil {
@@ -51,7 +52,7 @@ func findMSB(ctx context.Context) (msb, error) {
 		return msb{}, fail(codeMSB, "msb not found: MSB_PATH is %q: %v; install @superradcompany/microsandbox-linux-x64-gnu, which npm "+
 			"omits with a version of node below 22", stated, err)
 	}
-	version, err := askMSB(ctx, file, "--version")
+	version, err := askMSB(ctx, limit, file, "--version")
 	if err != nil {
 		return msb{}, err
 	}
@@ -62,7 +63,7 @@ func findMSB(ctx context.Context) (msb, error) {
 	if found, err := filepath.Glob(filepath.Join(filepath.Dir(file), "../lib/libkrunfw.so*")); err != nil || len(found) == 0 {
 		return msb{}, fail(codeLibrary, "no lib/libkrunfw.so beside the directory of %s: its virtual machines have no kernel; install the whole package", file)
 	}
-	help, err := askMSB(ctx, file, "create", "--help")
+	help, err := askMSB(ctx, limit, file, "create", "--help")
 	if err != nil {
 		return msb{}, err
 	}
@@ -74,9 +75,9 @@ func findMSB(ctx context.Context) (msb, error) {
 	return msb{}, fail(codeOption, "%s create has neither --no-net nor --no-network, without which actions would have a network; install msb 0.6 or 0.7", file)
 }
 
-// askMSB returns what msb prints with arguments for which it starts nothing.
-func askMSB(ctx context.Context, file string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, bootTime)
+// askMSB runs msb with arguments that start no machine, and returns its output.
+func askMSB(ctx context.Context, limit time.Duration, file string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var out, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, file, args...)
@@ -121,6 +122,9 @@ func (b *backend) msbCommand(m *machine, theirs []*os.File) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
+// firstPort is the driver's descriptor of the first port; the others follow.
+const firstPort = 3
+
 // A driver runs msb for one machine.
 type driver struct {
 	msb    msb
@@ -147,7 +151,7 @@ func driverMain() error {
 	}
 	var theirs []*os.File
 	for i := range ports {
-		fd := 3 + i
+		fd := firstPort + i
 		unix.CloseOnExec(fd)
 		if err := unix.SetNonblock(fd, true); err != nil {
 			return fmt.Errorf("port %d: %w", i, err)
@@ -165,8 +169,14 @@ func driverMain() error {
 
 // prepare makes the directories of msb: its state, and the root of the guest with this program.
 func (d *driver) prepare() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+	// Slaves, so that a run does not keep mounted what this host unmounts.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("separate the mounts from this host's: %w", err)
+	}
+	// What escapes from the machine, or from msb, leaves nothing in directories in which every user may write.
+	readOnly := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &readOnly); err != nil {
+		return fmt.Errorf("make mounts read-only: %w", err)
 	}
 	program, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -174,7 +184,7 @@ func (d *driver) prepare() error {
 	}
 	// The guest may fill it. Its pages count for the control group of the machine.
 	size := int64(len(program)) + 128<<20
-	data := fmt.Sprintf("mode=0755,uid=%d,gid=%d,size=%d", d.user, d.user, size)
+	data := fmt.Sprintf("mode=0755,uid=%d,gid=%d,size=%d,nr_inodes=%d", d.user, d.user, size, 64<<10)
 	if err := unix.Mount("cloister", driverDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		return fmt.Errorf("mount a tmpfs on %s: %w", driverDir, err)
 	}
@@ -207,7 +217,21 @@ func (d *driver) drop() error {
 	if err := syscall.Setgid(d.user); err != nil {
 		return err
 	}
-	return syscall.Setuid(d.user)
+	if err := syscall.Setuid(d.user); err != nil {
+		return err
+	}
+	// The change of the user has cleared this signal. The worker may have ended before it is set again.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return err
+	}
+	worker := []unix.PollFd{{Fd: firstPort}}
+	if _, err := unix.Poll(worker, 0); err != nil {
+		return err
+	}
+	if worker[0].Revents&unix.POLLHUP != 0 {
+		return errors.New("the worker has ended")
+	}
+	return nil
 }
 
 // run creates the sandbox and runs the guest in it, whose stdin and stdout carry all ports.
@@ -239,24 +263,34 @@ func (d *driver) run(theirs []*os.File) error {
 func (d *driver) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(d.msb.path, args...) //nolint:noctx // ends with the pid namespace
 	home := filepath.Join(driverDir, "home")
-	cmd.Env, cmd.Dir, cmd.Stderr = []string{"HOME=" + home, "MSB_HOME=" + home, "PATH=/usr/bin:/bin"}, home, os.Stderr
+	cmd.Env = []string{"HOME=" + home, "MSB_HOME=" + home, "TMPDIR=" + home, "PATH=/usr/bin:/bin"}
+	cmd.Dir, cmd.Stderr = home, os.Stderr
 	return cmd
 }
 
 // logs returns what msb recorded about the system of the sandbox.
 func (d *driver) logs() string {
+	var text console
 	cmd := d.command("logs", "--source", "system", guestName)
-	cmd.Stderr = nil
-	out, err := cmd.Output()
-	if err != nil || len(out) == 0 {
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &text, nil, time.Second
+	if cmd.Start() != nil {
 		return ""
 	}
-	return "\n" + string(out[max(0, len(out)-maxConsole/2):])
+	timer := time.AfterFunc(logsTime, func() { _ = cmd.Process.Kill() }) // or it has ended
+	defer timer.Stop()
+	_ = cmd.Wait() // the text tells
+	if text.String() == "" {
+		return ""
+	}
+	return "\n" + text.String()
 }
+
+// logsTime is how long msb may take to print its logs.
+const logsTime = 5 * time.Second
 
 // msbGuestMain is the guest in a machine of msb: it finds its ports in stdin and stdout.
 func msbGuestMain() error {
-	if err := mountAll(); err != nil {
+	if err := errors.Join(mountAll(), harden(), checkNoNetwork("/sys/class/net")); err != nil {
 		return err
 	}
 	g := newGuest()
@@ -277,6 +311,15 @@ func msbGuestMain() error {
 	go func() { failed <- bridge(in, out, ends) }()
 	go func() { failed <- g.work() }()
 	return <-failed
+}
+
+// checkNoNetwork returns an error if one of the interfaces in the directory has a device, which msb was told not to add.
+func checkNoNetwork(dir string) error {
+	found, err := filepath.Glob(filepath.Join(dir, "*/device"))
+	if err == nil && len(found) > 0 {
+		err = fmt.Errorf("msb has given the machine a network device: %s", filepath.Base(filepath.Dir(found[0])))
+	}
+	return err
 }
 
 // takeStreams returns stdin and stdout, and replaces them for everything else in this process and for its children.

@@ -13,25 +13,33 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/internal/initramfs"
+	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/microvm/initramfs"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/guestkernel"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
 
-// NeedMachines skips the test if no kernel was chosen, or if this program is dynamically linked, so that it cannot be
-// the first process of a machine.
+// NeedMachines skips the test if no kernel was chosen, or if this program cannot be the first process of a machine.
 func NeedMachines(t testing.TB) {
 	t.Helper()
 	if why := guestkernel.Missing(); why != "" {
 		sandboxtest.Unavailable(t, "qemu", why)
 	}
+	needStatic(t)
+}
+
+// needStatic skips the test if this program is dynamically linked.
+func needStatic(t testing.TB) {
+	t.Helper()
 	info, ok := debug.ReadBuildInfo()
 	if ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		t.Skip("programs with the race detector are dynamically linked")
@@ -193,7 +201,7 @@ func newFakeMSB() *backend {
 	return b
 }
 
-// TestBackendWithMSB tests the contract with machines of msb, with everything real but msb itself.
+// TestBackendWithMSB tests the contract with a fake msb and everything else real.
 func TestBackendWithMSB(t *testing.T) {
 	useFakeMSB(t)
 	sandboxtest.TestBackend(t, func() sandbox.Backend { return newFakeMSB() })
@@ -239,17 +247,16 @@ func TestRunInMSB(t *testing.T) {
 
 // TestBackendWithRealMSB tests the contract where msb and KVM are.
 func TestBackendWithRealMSB(t *testing.T) {
-	NeedMachines(t)
-	b := NewMSB()
-	_, err := b.Probe(t.Context())
-	must.Succeed(t, b.Close())
-	if err != nil {
-		t.Skip("no usable msb: ", err)
+	needStatic(t)
+	_, err := findMSB(t.Context(), bootTime)
+	if err = errors.Join(err, checkKVM(device, "/proc/cpuinfo")); err != nil {
+		t.Skip("needs msb and KVM: ", err)
 	}
 	sandboxtest.TestBackend(t, NewMSB)
 }
 
-// TestMSBHasNoRights: whatever msb starts runs as a user that owns nothing, without network, and ends with its driver.
+// TestMSBHasNoRights: whatever msb starts runs as a user that owns nothing, without network or a
+// directory to write to but its own, and ends with its driver.
 func TestMSBHasNoRights(t *testing.T) {
 	useFakeMSB(t)
 	b := newFakeMSB()
@@ -271,6 +278,12 @@ func TestMSBHasNoRights(t *testing.T) {
 		}
 		if net := must.Get(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)))(t); net == host {
 			t.Errorf("process %d is in the network of this host", pid)
+		}
+		for line := range strings.Lines(string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid)))(t))) {
+			f := strings.Fields(line)
+			if !strings.HasPrefix(f[5], "ro") && f[4] != driverDir && f[4] != "/proc" {
+				t.Errorf("process %d can write to %s", pid, f[4])
+			}
 		}
 	}
 	must.Succeed(t, m.process.Kill())
@@ -302,22 +315,87 @@ func namespaceOf(t testing.TB, pid int) (all []int) {
 	dirs := must.Get(filepath.Glob("/proc/[0-9]*"))(t)
 	for _, dir := range dirs {
 		if got, err := os.Readlink(filepath.Join(dir, "ns/pid")); err == nil && got == want {
-			var n int
-			_, err := fmt.Sscan(filepath.Base(dir), &n)
-			must.Succeed(t, err)
-			all = append(all, n)
+			all = append(all, must.Get(strconv.Atoi(filepath.Base(dir)))(t))
 		}
 	}
 	return all
+}
+
+// TestDriverEndsWithTheWorker: after kill -9 of a worker nothing of msb is left, even if msb hangs.
+func TestDriverEndsWithTheWorker(t *testing.T) {
+	if os.Geteuid() != 0 {
+		sandboxtest.Unavailable(t, "root", "the backend needs root")
+	}
+	dir := must.Get(os.MkdirTemp("", "cloister-msb-"))(t) // other users can read it
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(dir)) })
+	file := filepath.Join(dir, "msb")
+	must.Succeed(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte("#!/bin/sh\necho hangs >&2\nexec sleep 600\n"), 0o755)))
+	worker := exec.CommandContext(t.Context(), "/proc/self/exe")
+	worker.Env = append(os.Environ(), BootVariable+"="+file)
+	must.Succeed(t, worker.Start())
+	var members []int
+	must.Hold(t, "the driver of the worker runs msb", func() bool {
+		for _, pid := range Children(t, worker.Process.Pid, nameDriver+"\x00") {
+			members = namespaceOf(t, must.Get(strconv.Atoi(pid))(t))
+		}
+		return len(members) == 2
+	})
+	must.Succeed(t, worker.Process.Kill())
+	_ = worker.Wait() // reports the kill
+	for _, pid := range members {
+		must.Hold(t, fmt.Sprintf("process %d ends with the worker", pid), func() bool { return unix.Kill(pid, 0) == unix.ESRCH })
+	}
+}
+
+// BootVariable makes the test binary a worker that boots a machine with the msb of that name, which hangs.
+const BootVariable = "CLOISTER_TEST_MSB"
+
+// Boot boots the machine.
+func Boot() error {
+	b := newFakeMSB()
+	b.program, b.noNet = os.Getenv(BootVariable), "--no-net"
+	var err error
+	if b.groups, err = cgroup.Open(); err == nil {
+		_, err = b.acquire(context.Background(), "", nil)
+	}
+	return err
+}
+
+// Children returns the process IDs of the children of a process whose command lines have the prefix.
+func Children(t testing.TB, pid int, prefix string) (all []string) {
+	t.Helper()
+	for _, name := range must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)))(t) {
+		text, _ := os.ReadFile(name) // the thread may have ended
+		for field := range strings.FieldsSeq(string(text)) {
+			if line, _ := os.ReadFile("/proc/" + field + "/cmdline"); strings.HasPrefix(string(line), prefix) {
+				all = append(all, field)
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestMachineWithNetworkIsRefused: an interface with a device ends the guest before it runs anything.
+func TestMachineWithNetworkIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"lo", "sit0"} {
+		must.Succeed(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+	}
+	must.Succeed(t, checkNoNetwork(dir))
+	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "eth0/device"), 0o755))
+	if err := checkNoNetwork(dir); err == nil || !strings.Contains(err.Error(), "eth0") {
+		t.Errorf("got %v, want an error that names eth0", err)
+	}
 }
 
 // TestMSBPreflightHasCodes: each reason why msb cannot be used has its code, before anything is started.
 func TestMSBPreflightHasCodes(t *testing.T) {
 	const works = "case $1 in --version) echo msb 0.6.18;; create) echo '  --no-net  Disable';; esac"
 	for name, c := range map[string]struct {
-		script  string // "" is no program
-		library bool
-		want    string // code, or the option for no network
+		script   string // "" is no program
+		complete bool
+		want     string // code, or the option for no network
 	}{
 		"works":               {works, true, "--no-net"},
 		"older":               {strings.NewReplacer("0.6.18", "0.7.2", "--no-net ", "--no-network ").Replace(works), true, "--no-network"},
@@ -340,15 +418,14 @@ func TestMSBPreflightHasCodes(t *testing.T) {
 			if c.script != "" {
 				must.Succeed(t, os.WriteFile(filepath.Join(dir, "bin/msb"), []byte("#!/bin/sh\n"+c.script+"\n"), 0o755))
 			}
-			if c.library {
+			if c.complete {
 				must.Succeed(t, os.WriteFile(filepath.Join(dir, "lib/libkrunfw.so.5"), nil, 0o644))
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
+			limit := time.Minute
 			if strings.Contains(c.script, "STOP") {
-				cancel()
+				limit = 100 * time.Millisecond
 			}
-			m, err := findMSB(ctx)
+			m, err := findMSB(t.Context(), limit)
 			if got := code(err); err != nil && got != c.want || err == nil && m.noNetwork != c.want {
 				t.Errorf("got %+v, %v, want %q", m, err, c.want)
 			}

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/cloister-build/cloister/sandbox/internal/initramfs"
+	"github.com/cloister-build/cloister/sandbox/microvm/initramfs"
 	"golang.org/x/sys/unix"
 )
 

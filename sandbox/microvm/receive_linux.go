@@ -167,8 +167,8 @@ func (r *receiver) expects(dir string) bool {
 	return slices.Contains(r.dirs, dir) || slices.ContainsFunc(r.inside, func(d directory) bool { return d.path == dir })
 }
 
-// leave finishes the directories that are not around the entries of dir: no more entries of theirs follow. A tree thus
-// takes memory for its depth, not for its size.
+// leave finishes the open directories other than dir and its ancestors: they get no more entries. Memory thus grows
+// with a tree's depth, not its size.
 func (r *receiver) leave(dir string) error {
 	for len(r.inside) > 0 {
 		d := r.inside[len(r.inside)-1]

@@ -58,7 +58,7 @@ func decodeList[T any](text json.RawMessage, limit int) ([]T, error) {
 		return nil, nil
 	}
 	if start != json.Delim('[') {
-		return nil, fmt.Errorf("%.20q is no list", text)
+		return nil, fmt.Errorf("%.20q is not a list", text)
 	}
 	var list []T
 	for d.More() {
@@ -116,7 +116,8 @@ func check(spec *sandbox.Spec, res *sandbox.Result) error {
 	return nil
 }
 
-// maxCount bounds numbers of a result, so that those of many can be added: nanoseconds of 104 days, or 8 PiB.
+// maxCount bounds each number in a result, so that sums over many results do not overflow: 104 days in nanoseconds, or
+// 8 PiB.
 const maxCount = 1 << 53
 
 // checkEvent returns an error for an event that no run of spec has.

@@ -159,7 +159,7 @@ func same(a, b io.Writer) bool {
 	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
-// follow performs the run in r.m. It sets r.fit. Without that, the machine has ended.
+// follow performs the run in r.m and sets r.fit. If it is false, the machine has ended.
 func (r *run) follow(ctx context.Context) (*sandbox.Result, error) {
 	began := time.Now()
 	r.limit = time.NewTimer(r.b.times.copy)
@@ -320,7 +320,7 @@ func (r *run) startStreams() error {
 		port int
 		to   io.Writer
 	}{{&r.stdout, portStdout, r.std.Stdout}, {&r.stderr, portStderr, r.std.Stderr}} {
-		if s.to == nil || s.of == &r.stderr && r.request.Same { // a guest that sends on both ports must not write to one writer twice at a time
+		if s.to == nil || s.of == &r.stderr && r.request.Same { // two goroutines must not share a writer
 			s.to = io.Discard
 		}
 		r.serving.Go(func() {

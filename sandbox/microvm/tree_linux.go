@@ -25,7 +25,7 @@ type entry struct {
 	Size   int64  // of a regular file
 	Time   int64  // of the last modification, in nanoseconds since 1970
 	Target string // of a symbolic link
-	Same   string // the path of an earlier regular file that this one is, or ""
+	Same   string // path of the earlier regular file that this one is a hard link to, or ""
 }
 
 // The first bytes of frames.

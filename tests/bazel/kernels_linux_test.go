@@ -14,8 +14,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// generated are targets of the example that compile, link and run a program, and run a shell script, with files that
-// they make.
+// generated maps targets of the example to their outputs. They compile, link and run a program, and run a shell script.
 var generated = map[string]string{
 	"//examples/hash:make_table":  "examples/hash/crc32_table.cc",
 	"//examples/units:make_table": "examples/units/unit_factors.inc",

@@ -217,7 +217,7 @@ config:
 	p.want(bst("source", "fetch", "--deps", "all", "hello.bst"), "Pulled source")
 }
 
-// debian are packages whose files, with those of the packages that they need, are a root file system with a compiler.
+// debian lists packages that, with their dependencies, form a root file system with a compiler.
 var debian = []string{"dash", "coreutils", "gcc", "libc6-dev", "perl", "python3", "tzdata"}
 
 // TestBuildStreamOnDebian compiles a program on a root of 15,000 files: those of packages of this host, and copies of

@@ -37,9 +37,9 @@ func (f *shardedFarm) divide(t *testing.T, one, two string) {
 	f.store = launch(t, peers.BBStorage, o)
 }
 
-// TestGrowingToTwoShards checks docs/growing.md, step 4, with sharded storage: results are correct with two shards;
-// while one of them is away, what needs it fails as UNAVAILABLE or waits, and no result is wrong; once the storage in
-// front omits it, everything works again, and a client uploads again what is lost.
+// TestGrowingToTwoShards checks docs/growing.md, step 4, with sharded storage. Results are correct with two shards.
+// While one shard is down, actions that need it fail with UNAVAILABLE or wait, and no result is wrong. Once the front
+// storage omits the shard, everything works again, and clients upload lost blobs again.
 func TestGrowingToTwoShards(t *testing.T) {
 	f := &shardedFarm{buildbarn: &buildbarn{metrics: must.Get(loopback.Address())(t)}}
 	for i := range f.shards {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
 var (
 	update = flag.Bool("update", false, "rewrite the table in docs/repro.md")
-	all    = flag.Bool("all", false, "check all programs, and not one of each combination of causes and factors")
+	all    = flag.Bool("all", false, "check all programs instead of one per combination of causes and factors")
 )
 
 // A script is a program of the corpus. It writes the output "out". Its first lines state the expected verdict.

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox/microvm/initramfs"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/guestkernel"
@@ -97,8 +98,12 @@ func TestLimits(t *testing.T) {
 			if err != nil {
 				sandboxtest.Unavailable(t, "vm", err)
 			}
-			im := image{}
-			must.Succeed(t, errors.Join(im.system(binaries), im.units(binaries, kernel.skip), addModules(im, k)))
+			im := image{initramfs.Image{}}
+			dirs, err := filepath.Glob(filepath.Join(k.Dir, "lib/modules/*/kernel"))
+			if err != nil || len(dirs) != 1 {
+				t.Fatalf("modules of the kernel: got %q, %v, want one directory", dirs, err)
+			}
+			must.Succeed(t, errors.Join(im.system(binaries), im.units(binaries, kernel.skip), im.AddModules(dirs[0], modules)))
 			report := run(t, k, im, kernel.processors)
 			version, report, _ := strings.Cut(report, "\n")
 			if t.Log(version); !strings.HasPrefix(version, "Linux ") {
@@ -142,22 +147,22 @@ func compile(t *testing.T) string {
 // system adds the guest's programs and accounts to the image.
 func (im image) system(binaries string) error {
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
-		im.add("/"+dir, link, "usr/"+dir)
+		im.Add("/"+dir, link, "usr/"+dir)
 	}
 	for _, dir := range []string{"dev", "home", "proc", "root", "run", "sys", "var/lib", "var/tmp"} {
-		im.add("/"+dir, directory, "")
+		im.Add("/"+dir, directory, "")
 	}
-	im.add("/tmp", directory|0o1777, "")
-	im.add("/etc/passwd", regular, "root:x:0:0::/:/bin/sh\ncloister:x:990:990::/:/bin/sh\n")
-	im.add("/etc/group", regular, "root:x:0:\ncloister:x:990:\n")
-	im.add("/etc/machine-id", regular, strings.Repeat("1", 32)+"\n")
-	im.add("/etc/os-release", regular, "ID=debian\n")
+	im.Add("/tmp", directory|0o1777, "")
+	im.Add("/etc/passwd", regular, "root:x:0:0::/:/bin/sh\ncloister:x:990:990::/:/bin/sh\n")
+	im.Add("/etc/group", regular, "root:x:0:\ncloister:x:990:\n")
+	im.Add("/etc/machine-id", regular, strings.Repeat("1", 32)+"\n")
+	im.Add("/etc/os-release", regular, "ID=debian\n")
 	programs := strings.Fields("bash cat dd false head mkdir mkfifo sh sleep tail true uname /sbin/mkswap /sbin/swapon")
 	programs = append(programs, systemd)
 	if executor := systemd + "-executor"; exists(executor) { // since version 255
 		programs = append(programs, executor)
 	}
-	return errors.Join(im.programs(programs...), im.copy(guestInit, filepath.Join(binaries, "vm.test")))
+	return errors.Join(im.programs(programs...), im.Copy(guestInit, filepath.Join(binaries, "vm.test")))
 }
 
 // units adds the services, one that enables swap and writes the kernel's version, and one that powers off.
@@ -168,11 +173,11 @@ func (im image) units(binaries, skip string) error {
 	for _, s := range services {
 		name := s.name + ".service"
 		if s.unit != "" {
-			errs = append(errs, im.copy(dir+name, filepath.Join("../../cmd/packaging/systemd", s.unit)))
+			errs = append(errs, im.Copy(dir+name, filepath.Join("../../cmd/packaging/systemd", s.unit)))
 			name += ".d/test.conf"
 		}
-		errs = append(errs, im.copy("/tests/"+s.binary+".test", filepath.Join(binaries, s.binary+".test")))
-		im.add(dir+name, regular, oneshot(after, fmt.Sprintf(`%s
+		errs = append(errs, im.Copy("/tests/"+s.binary+".test", filepath.Join(binaries, s.binary+".test")))
+		im.Add(dir+name, regular, oneshot(after, fmt.Sprintf(`%s
 TimeoutStartSec=infinity
 Environment=PATH=/usr/bin:/bin TMPDIR=/tmp HOME=/tmp CLOISTER_REQUIRE=limits,namespaces
 ExecStart=
@@ -182,12 +187,12 @@ ExecStopPost=/bin/sh -c 'echo "$$SERVICE_RESULT"; echo end %s'
 		after = s.name + ".service"
 		all += " " + after
 	}
-	im.add(dir+"begin.service", regular, oneshot("", `
+	im.Add(dir+"begin.service", regular, oneshot("", `
 ExecStart=/bin/sh -c '/sbin/mkswap /dev/vda > /dev/null && /sbin/swapon /dev/vda && exec uname -srv'
 `))
 	const end = "[Unit]\nSuccessAction=poweroff-immediate\nFailureAction=poweroff-immediate\n"
-	im.add(dir+"end.service", regular, end+oneshot(after, "ExecStart=/bin/true\n"))
-	im.add(dir+"default.target", regular, "[Unit]\nDefaultDependencies=no\nWants=begin.service end.service"+all+"\n")
+	im.Add(dir+"end.service", regular, end+oneshot(after, "ExecStart=/bin/true\n"))
+	im.Add(dir+"default.target", regular, "[Unit]\nDefaultDependencies=no\nWants=begin.service end.service"+all+"\n")
 	return errors.Join(errs...)
 }
 
@@ -211,7 +216,7 @@ func run(t *testing.T, k guestkernel.Kernel, im image, processors string) string
 	for name, size := range map[string]int64{"disk": 256 << 20, "report": 0, "console": 0} {
 		must.Succeed(t, errors.Join(os.WriteFile(at(name), nil, 0o600), os.Truncate(at(name), size)))
 	}
-	must.Succeed(t, os.WriteFile(at("initrd"), im.bytes(), 0o600))
+	must.Succeed(t, os.WriteFile(at("initrd"), im.Bytes(), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, qemu, "-nodefaults", "-display", "none", "-no-reboot",

@@ -187,8 +187,8 @@ func (o *Operation) expireSoon() {
 	})
 }
 
-// abandoned reports whether o, which is not completed, is to be cancelled. The client that has submitted it does not
-// lose it before it follows, which may take minutes on an overloaded machine.
+// abandoned reports whether o, which is not completed, is to be cancelled. It keeps an operation until its first client
+// follows it, which may take minutes on an overloaded machine.
 func (o *Operation) abandoned(now time.Time) bool {
 	return o.clients == 0 && !o.unwatched.IsZero() && now.Sub(o.unwatched) >= o.q.cfg.CancelGrace && now.Sub(o.lost) > o.q.cfg.Grace
 }

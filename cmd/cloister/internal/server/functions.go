@@ -15,8 +15,8 @@ import (
 // maxLearned limits the instances whose functions are learned. Others keep their default functions.
 const maxLearned = 10_000
 
-// A functionTable knows which digest functions clients mean that state none: those of the flag, or those that the first
-// upload to an instance matches. If clients of one instance use several, those of the flag and the defaults apply.
+// A functionTable knows the digest functions of requests that state none: those of the flag, or those that the first
+// upload to an instance matches. If an instance's clients use several functions, the flag and the defaults decide.
 type functionTable struct {
 	flag *flags.DigestFunctions
 	log  *slog.Logger
@@ -66,7 +66,7 @@ func (t *functionTable) report(instance string, f cas.Function) error {
 	case i < 0:
 		t.learned[instance] = append(slices.Clone(learned), f)
 		if f != fallback {
-			t.log.Info("clients that state no digest function use another one than the default",
+			t.log.Info("clients that state no digest function do not use the default one",
 				"instance", instance, "function", f.String(), "default", fallback.String())
 		}
 		return nil

@@ -46,7 +46,7 @@ func main() {
 	size := flag.Int64("size", 10<<30, "size of the blob storage in bytes")
 	complete := flag.Bool("complete", true, "serve a result only if its blobs are present")
 	shards := flag.String("shards", "",
-		"comma-separated addresses of storages, among which blobs and results are divided instead; an empty one is drained")
+		"comma-separated addresses of storages that hold the blobs and results instead; an empty one is drained")
 	flag.Parse()
 	program.RunMain(func(_ context.Context, siblings, dependencies program.Group) error {
 		if *dir == "" || flag.NArg() > 0 {

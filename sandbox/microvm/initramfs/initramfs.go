@@ -50,8 +50,8 @@ func (im Image) Copy(name, from string) error {
 	return err
 }
 
-// AddModules adds those modules of the kernel whose modules are in dir (lib/modules/RELEASE/kernel). Modules are paths
-// in dir without suffix, each after those that it needs. Kernels contain some of them, which are not added.
+// AddModules adds kernel modules from dir (lib/modules/RELEASE/kernel). Modules are paths in dir without suffix, each
+// after its dependencies. Modules that dir lacks are skipped, because they may be built into the kernel.
 func (im Image) AddModules(dir string, modules []string) error {
 	for i, m := range modules {
 		found, err := filepath.Glob(filepath.Join(dir, m+".ko*"))
