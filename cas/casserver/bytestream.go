@@ -4,6 +4,7 @@ package casserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"golang.org/x/sync/semaphore"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,8 +32,9 @@ const (
 type byteStream struct {
 	bspb.UnimplementedByteStreamServer
 	Config
-	uploads *uploads
-	memory  *memoryPool
+	uploads  *uploads
+	memory   *memoryPool
+	deciding *semaphore.Weighted // memory of decidingStores
 }
 
 // Read sends a blob, or the part of it that the offset and limit select. The offset counts uncompressed bytes even if
@@ -78,6 +81,15 @@ func (s *byteStream) read(
 		defer release()
 	}
 	r, err := in.Store.Open(ctx, d, req.ReadOffset)
+	// Names omit SHA256 even for clients that state it elsewhere, so the function known for the instance may be another.
+	for _, other := range s.candidates(in, res.function, d) {
+		if !errors.Is(err, cas.ErrNotFound) {
+			break
+		}
+		if found, otherErr := in.Store.Open(ctx, other, req.ReadOffset); !errors.Is(otherErr, cas.ErrNotFound) {
+			r, err = found, otherErr
+		}
+	}
 	if err != nil {
 		return casstatus.Error(s.explain("read", d, err))
 	}

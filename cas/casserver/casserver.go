@@ -26,6 +26,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 )
 
@@ -94,7 +95,9 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 	repb.RegisterContentAddressableStorageServer(s, &storage{
 		Config: c, uploads: u, memory: memory, chunkings: make(chan struct{}, maxChunkings),
 	})
-	s.RegisterService(&byteStreamDesc, &byteStream{Config: c, uploads: u, memory: memory})
+	s.RegisterService(&byteStreamDesc, &byteStream{
+		Config: c, uploads: u, memory: memory, deciding: semaphore.NewWeighted(maxDecidingMemory),
+	})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 	return u.close, nil
 }

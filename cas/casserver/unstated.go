@@ -13,6 +13,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"golang.org/x/sync/semaphore"
 )
 
 // alternatives returns the digests with the hash and size of d in the other functions of the instance.
@@ -86,23 +87,28 @@ func (c *Config) putAs(ctx context.Context, in *cas.Instance, b cas.Blob, mismat
 	return mismatch
 }
 
-// maxDeciding is the size up to which a decidingStore keeps a blob in memory until it knows its function.
-const maxDeciding = 16 << 20
+const (
+	// maxDeciding is the size up to which a decidingStore keeps a blob in memory until it knows its function.
+	maxDeciding = 16 << 20
+	// maxDecidingMemory limits all of these blobs together.
+	maxDecidingMemory = 4 * maxDeciding
+)
 
-// A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports it. The
-// client must send a larger blob again if its function is not the assumed one. Sessions wait to be resumed in Put, at
-// most maxWaiting at a time.
+// A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports it. If
+// the blob is larger, or memory is short, and its function is not the assumed one, the client must send it again.
 type decidingStore struct {
 	cas.Store
+	memory *semaphore.Weighted
 	others []cas.Digest
 	report func(cas.Function) error
 }
 
 // Put implements cas.Store.
 func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
-	if d.Size() > maxDeciding {
-		return s.putLarge(ctx, d, r)
+	if d.Size() > maxDeciding || !s.memory.TryAcquire(d.Size()) {
+		return s.putUnread(ctx, d, r)
 	}
+	defer s.memory.Release(d.Size())
 	data, err := io.ReadAll(io.LimitReader(r, d.Size()+1))
 	if err != nil {
 		return err
@@ -119,9 +125,9 @@ func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error
 	return cas.Mismatch(d, d.Function().Sum(data))
 }
 
-// putLarge stores a blob if it has the assumed function. Otherwise it reports the actual one and asks the client to
+// putUnread stores a blob if it has the assumed function. Otherwise it reports the actual one and asks the client to
 // send the blob again.
-func (s decidingStore) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
+func (s decidingStore) putUnread(ctx context.Context, d cas.Digest, r io.Reader) error {
 	hashes := make([]hash.Hash, len(s.others))
 	all := make([]io.Writer, len(s.others))
 	for i, other := range s.others {

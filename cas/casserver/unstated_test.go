@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -131,6 +133,52 @@ func TestLargeBlobDecidesTheFunction(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Uploads whose functions are undecided do not use up the memory of the server: beyond a limit, blobs are not kept either.
+func TestUndecidedUploadsAreBounded(t *testing.T) {
+	m, l := castest.NewMemory(), &learner{}
+	c := l.serve(t, m, m)
+	const size = 16 << 20
+	silent := map[string]bspb.ByteStream_WriteClient{}
+	for i := range 4 {
+		d := must.Get(cas.NewDigest(cas.SHA256, strings.Repeat(fmt.Sprint(i), 64), size))(t)
+		name := unstatedName("blobs", d)
+		silent[name] = c.open(t.Context(), t, message(name, 0, "a", false))
+		c.waitKept(t, name, 1)
+	}
+	upload := func() codes.Code {
+		data := noise(5000)
+		return status.Code(uploadForms["several messages"](t, c, cas.BLAKE3.Sum([]byte(data)), data))
+	}
+	if code := upload(); code != codes.Unavailable {
+		t.Errorf("a blob of another function than the assumed one: got %v, want UNAVAILABLE", code)
+	}
+	l.learned = nil
+	for name, s := range silent {
+		must.Succeed(t, s.Send(message(name, 1, "", true))) // too early
+		_, err := s.CloseAndRecv()
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	expect.Equal(t, upload(), codes.OK, "the same blob once the others have ended")
+}
+
+// Rule 19: a client that states SHA256 cannot state it in names. What another client of the instance uses hides none of
+// its blobs.
+func TestUnstatedReadsFindBlobsOfOtherFunctions(t *testing.T) {
+	m, l := castest.NewMemory(), &learner{learned: []cas.Function{cas.BLAKE3}}
+	c := l.serve(t, m, m)
+	data := noise(5000)
+	d := cas.SHA256.Sum([]byte(data))
+	must.Succeed(t, m.Put(t.Context(), d, strings.NewReader(data)))
+	if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Resource()}); err != nil || string(got) != data {
+		t.Errorf("got %d bytes, %v, want the blob", len(got), err)
+	}
+	if got, err := c.unpacked(t.Context(), repb.Compressor_ZSTD, d, 0); err != nil || got != data {
+		t.Errorf("compressed: got %d bytes, %v, want the blob", len(got), err)
+	}
+	_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: cas.SHA256.Sum([]byte("missing")).Resource()})
+	wantCode(t, err, codes.NotFound)
 }
 
 func TestContentOfNoFunctionIsAMismatch(t *testing.T) {

@@ -79,7 +79,7 @@ func (s *byteStream) write(u *upload) (int64, error) {
 	}
 	store := in.Store
 	if others := s.candidates(in, r.function, d); len(others) > 0 {
-		store = decidingStore{store, others, func(f cas.Function) error {
+		store = decidingStore{store, s.deciding, others, func(f cas.Function) error {
 			if slices.Contains(in.Unstated, f) {
 				return nil
 			}
