@@ -194,7 +194,7 @@ func (req *request) demands() []Property {
 // namesKernel reports whether a property requires a backend that gives runs a kernel of their own; workers with such a
 // backend offer it.
 func namesKernel(p Property) bool {
-	return p.Name == PropertySandbox && slices.Contains([]string{"gvisor", "qemu", "qemu-tcg"}, p.Value)
+	return p.Name == PropertySandbox && p.Value != "namespace"
 }
 
 // maxIgnored bounds the number of remembered property names, which clients choose.

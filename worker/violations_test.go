@@ -436,9 +436,12 @@ func TestAdmitInFleet(t *testing.T) {
 	b.cfg.Fleet = true
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
 	expect.Error(t, expect.Err(b.Admit(t.Context(), &Task{Action: action})), policy.ErrRefused, "with a backend")
-	elsewhere := &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-sandbox", "gvisor") })}
-	if got, err := b.Admit(t.Context(), elsewhere); err != nil || len(got.Demands) != 1 {
-		t.Errorf("what another worker may support: got %+v, %v, want one demand", got, err)
+	var elsewhere *Task
+	for _, backend := range []string{"gvisor", "microvm", "qemu", "qemu-tcg"} {
+		elsewhere = &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-sandbox", backend) })}
+		if got, err := b.Admit(t.Context(), elsewhere); err != nil || len(got.Demands) != 1 {
+			t.Errorf("%s, which another worker may support: got %+v, %v, want one demand", backend, got, err)
+		}
 	}
 	b.cfg.Fleet = false
 	expect.Error(t, expect.Err(b.Admit(t.Context(), elsewhere)), sandbox.ErrUnsupported, "without other workers")

@@ -154,7 +154,7 @@ func vector(name string) *manifest.Manifest {
 // TestSandboxIsStable: a backend with a kernel of its own changes the stable hash, and others change nothing.
 func TestSandboxIsStable(t *testing.T) {
 	seen := map[string]string{plain().StableHash(): "namespaces"}
-	for _, backend := range []string{"gvisor", "qemu", "qemu-tcg"} {
+	for _, backend := range []string{"gvisor", "microvm", "qemu", "qemu-tcg"} {
 		usual, own := plain(), plain()
 		own.Sandbox = backend
 		line := fmt.Sprintf("sandbox %q\n", backend)
