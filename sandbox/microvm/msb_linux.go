@@ -313,7 +313,7 @@ func msbGuestMain() error {
 	return <-failed
 }
 
-// checkNoNetwork returns an error if one of the interfaces in the directory has a device, which msb was told not to add.
+// checkNoNetwork returns an error if one of the interfaces in the directory has a device, although msb has the option for none.
 func checkNoNetwork(dir string) error {
 	found, err := filepath.Glob(filepath.Join(dir, "*/device"))
 	if err == nil && len(found) > 0 {
