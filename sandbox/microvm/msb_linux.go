@@ -313,7 +313,8 @@ func msbGuestMain() error {
 	return <-failed
 }
 
-// checkNoNetwork returns an error if one of the interfaces in the directory has a device, although msb has the option for none.
+// checkNoNetwork returns an error if an interface in the directory has a device: msb may understand its option for no
+// network in another way.
 func checkNoNetwork(dir string) error {
 	found, err := filepath.Glob(filepath.Join(dir, "*/device"))
 	if err == nil && len(found) > 0 {

@@ -108,11 +108,12 @@ func scripts(t *testing.T, dir string) []script {
 	return all
 }
 
-// chosen returns the programs to check whose names begin with dir: all, or for each combination of causes and factors
-// the first program with installed tools, and the reproducible ones of the same names.
+// chosen returns the programs to check whose names begin with dir: with -all, or if -run names programs, all; otherwise
+// for each combination of causes and factors the first one with installed tools, and the reproducible ones of the same
+// names.
 func chosen(t *testing.T, dir string) []script {
 	t.Helper()
-	if *all {
+	if selected := flag.Lookup("test.run").Value.String(); *all || strings.Contains(selected, "/") {
 		return scripts(t, dir)
 	}
 	shown, names := map[string]bool{}, map[string]bool{}
