@@ -45,7 +45,8 @@ machine alternate.`,
 		Example: `  cloister-bench table                         # starts its own server
   cloister-bench noop --executor 127.0.0.1:8980 -c 8
   cloister-bench blobs --executor 127.0.0.1:8980`,
-		Args: cobra.NoArgs,
+		Args:          cobra.NoArgs,
+		SilenceErrors: true, SilenceUsage: true, // main prints errors, and usage errors name --help
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	// The first signal removes files and stops servers. A second one ends the program at once.
