@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/images"
 	"github.com/cloister-build/cloister/sandbox"
@@ -23,6 +24,9 @@ import (
 
 // tempPrefix begins the names of temporary directories.
 const tempPrefix = "cloister-run-"
+
+// mountedTrees is the budget of mounted input trees in bytes: all runs of a command have the same inputs.
+const mountedTrees = 1 << 30
 
 // LockFile is the file of a temporary directory that its process has locked, if the system has such locks.
 const LockFile = "lock"
@@ -45,6 +49,7 @@ type Worker struct {
 	BackendConfig namespace.Config
 	newBackend    func(namespace.Config) sandbox.Backend
 	backend       sandbox.Backend
+	stager        *tree.Stager
 }
 
 // Open makes a store in a new temporary directory. It validates the flags first. The caller closes the Worker.
@@ -103,6 +108,9 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	if config.Certificates, err = sandbox.HostCertificates(); err != nil {
 		return err
 	}
+	// Where images cannot be mounted, inputs are copied for each run.
+	w.stager, _ = worker.NewStager(ctx, w.backend, tree.StagerConfig{Dir: w.Dir, Budget: mountedTrees})
+	config.Stager = w.stager
 	config.Instances, config.Policy, config.IgnoreImages = w.Store.Instance, w.policy, w.ignoreImages
 	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, toolchain
 	if w.images != nil {
@@ -115,8 +123,11 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 // Close ends the sandbox and removes Dir. No action may be running.
 func (w *Worker) Close() error {
 	var err error
+	if w.stager != nil {
+		err = w.stager.Close()
+	}
 	if w.backend != nil {
-		err = w.backend.Close()
+		err = errors.Join(err, w.backend.Close())
 	}
 	if w.images != nil {
 		err = errors.Join(err, w.images.Close())
