@@ -20,6 +20,9 @@ var generated = map[string]string{
 	"//examples/units:make_table": "examples/units/unit_factors.inc",
 }
 
+// cannotRun is the exit code of cloister check where a sandbox cannot run.
+const cannotRun = 3
+
 // TestExampleBuildsUnderOtherKernels: actions that have a kernel of their own make the same files as in namespaces.
 func TestExampleBuildsUnderOtherKernels(t *testing.T) {
 	guestkernel.Use()
@@ -38,9 +41,12 @@ func TestExampleBuildsUnderOtherKernels(t *testing.T) {
 			if _, err := os.Stat(backend.file); err == nil && os.Getenv(backend.env) == "" { // what make gvisor builds
 				t.Setenv(backend.env, backend.file)
 			}
-			if out, err := exec.CommandContext(t.Context(), r.config.Binary, "check", "--sandbox", backend.tier).CombinedOutput(); err != nil {
+			check := exec.CommandContext(t.Context(), r.config.Binary, "check", "--sandbox", backend.tier)
+			out, err := check.CombinedOutput()
+			if check.ProcessState.ExitCode() == cannotRun {
 				sandboxtest.Unavailable(t, backend.requirement, string(out))
 			}
+			must.Be(t, err == nil, "cloister check: %v\n%s", err, out)
 			r.restart(t, func() {
 				r.config.Dir += "-" + backend.tier // without the results of others
 				r.config.Args = []string{"--sandbox", backend.tier}

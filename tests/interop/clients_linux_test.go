@@ -224,7 +224,9 @@ var debian = []string{"dash", "coreutils", "gcc", "libc6-dev", "perl", "python3"
 // headers.
 func TestBuildStreamOnDebian(t *testing.T) {
 	t.Parallel()
-	sandboxtest.Tool(t, "dpkg-query")
+	for _, program := range []string{"apt-cache", "dpkg-query", "gcc"} {
+		sandboxtest.Tool(t, program)
+	}
 	p, addr := newBuildStream(t, map[string]string{
 		"elements/hello.bst": `kind: manual
 depends:
