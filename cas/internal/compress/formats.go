@@ -18,8 +18,8 @@ const (
 	// MaxWindow limits the window of Zstandard frames in bytes. The standard levels need at most 8 MiB, and the ultra
 	// level 20 needs this.
 	MaxWindow = 32 << 20
-	// window is the window size of our frames.
-	window = 1 << 20
+	// window is the window size of our frames. Larger ones need a fifth more processor time for at most 0.3 % fewer bytes.
+	window = 512 << 10
 )
 
 func newZstdEncoder() encoder {
