@@ -48,6 +48,7 @@ failed call or a wrong answer exits with 1.`,
 	f.IntVar(&c.load.Blobs, "blobs", 10_000, "number of small blobs per step; 0 skips these steps")
 	f.IntVar(&c.load.Lookups, "lookups", c.load.Lookups, "number of digests to look up, half of them absent; 0 skips this step")
 	f.Var((*flags.Bytes)(&c.load.Large), "large", "size of the large blob; 0 skips its steps")
+	f.BoolVar(&c.load.Compressed, "compressed", false, "also read the large blob compressed with Zstandard, and decompress it")
 	f.IntVarP(&c.load.Parallel, "concurrency", "c", 4, "number of calls in flight")
 	f.IntVar(&c.load.Rounds, "rounds", 3, "number of rounds")
 	return cmd

@@ -45,6 +45,8 @@ type Config struct {
 	Parallel int    // calls in flight, on one connection
 	Rounds   int    // repetitions of each step, each with new blobs
 	Settle   bool   // before each step, wait until the watched processes are idle
+	// Compressed also reads the large blob compressed with Zstandard; the servers must support it.
+	Compressed bool
 	// Progress, unless nil, is called before each round, counted from 1.
 	Progress func(round int)
 }

@@ -3,6 +3,7 @@
 package load_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -80,7 +81,7 @@ func (s *spoiled) SendMsg(m any) error {
 // small returns a short load with all steps.
 func small() load.Config {
 	return load.Config{
-		Salt: "salt", Blobs: 100, Size: 1500, Large: 5 << 19, Lookups: 1000, Parallel: 3, Rounds: 2,
+		Salt: "salt", Blobs: 100, Size: 1500, Large: 5 << 19, Lookups: 1000, Parallel: 3, Rounds: 2, Compressed: true,
 	}
 }
 
@@ -94,7 +95,7 @@ func dial(t *testing.T, name, address string) *load.Server {
 // steps are the steps for every server.
 var steps = []string{
 	"small batch write", "small batch read", "small stream write", "small stream read", "find missing",
-	"large stream write", "large stream read",
+	"large stream write", "large stream read", "large compressed read",
 }
 
 // TestStepsAreSkipped checks that numbers of 0 skip their steps.
@@ -207,6 +208,8 @@ func TestStepsCanBeSkipped(t *testing.T) {
 // TestWrongAnswersAreFound spoils the answers of one method.
 func TestWrongAnswersAreFound(t *testing.T) {
 	failed := &rpcpb.Status{Code: int32(codes.ResourceExhausted), Message: "no room"}
+	frame := []byte{0x28, 0xb5, 0x2f, 0xfd} // begins a Zstandard frame (RFC 8878)
+	other := must.Get(zstd.NewWriter(nil))(t).EncodeAll(make([]byte, 1<<20), nil)
 	for _, c := range []struct {
 		name  string
 		spoil spoiler
@@ -230,6 +233,16 @@ func TestWrongAnswersAreFound(t *testing.T) {
 				m.Data = make([]byte, len(m.Data))
 			}
 		}), "large stream read: .*other bytes"},
+		{"ReadCompressedOtherBytes", on(func(m *bspb.ReadResponse) {
+			if bytes.HasPrefix(m.Data, frame) {
+				m.Data = other
+			}
+		}), "large compressed read: .*other bytes"},
+		{"ReadCompressedLess", on(func(m *bspb.ReadResponse) {
+			if bytes.HasPrefix(m.Data, frame) {
+				m.Data = m.Data[:4]
+			}
+		}), "large compressed read: "},
 		{"FindMissingTooMany", on(func(m *repb.FindMissingBlobsResponse) {
 			m.MissingBlobDigests[0] = &repb.Digest{Hash: strings.Repeat("0", 64), SizeBytes: 1500}
 		}), "find missing: .*was written"},

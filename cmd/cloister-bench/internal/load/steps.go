@@ -58,6 +58,9 @@ func (s *Server) steps(c *Config, x *content) ([]step, error) {
 			step{"large stream read", "bytes", c.Large, s.reads(1, x.large), nil},
 		)
 	}
+	if c.Large > 0 && c.Compressed {
+		steps = append(steps, step{"large compressed read", "bytes", c.Large, s.compressedReads(1, x.large), nil})
+	}
 	return steps, nil
 }
 

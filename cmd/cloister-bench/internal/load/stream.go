@@ -5,10 +5,13 @@ package load
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
+	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -103,6 +106,46 @@ func (s *Server) reads(parallel int, bs []blob) load {
 				err = fmt.Errorf("the last %d bytes are missing", len(rest))
 			}
 			return bs[i].explain(err)
+		})
+	}
+}
+
+// compressedReads returns the load that reads each blob by a ByteStream.Read of its Zstandard form, decompresses it, and
+// compares the contents.
+func (s *Server) compressedReads(parallel int, bs []blob) load {
+	return func(ctx context.Context) error {
+		return each(ctx, parallel, len(bs), func(ctx context.Context, i int) error {
+			b := bs[i]
+			r, w := io.Pipe()
+			go func() {
+				name := strings.Replace(s.resource("compressed-", b.hash, int64(len(b.data))), "/"+b.hash, "/zstd/"+b.hash, 1)
+				w.CloseWithError(receive(ctx, s.conn, "/google.bytestream.ByteStream/Read", readRequest(name), func(r reply) error {
+					return r.data(func(part []byte) error { _, err := w.Write(part); return err })
+				}))
+			}()
+			defer r.Close() // ends the goroutine
+			d, err := zstd.NewReader(r)
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			part := make([]byte, chunkBytes)
+			for rest := b.data; ; {
+				n, err := io.ReadFull(d, part)
+				if !bytes.HasPrefix(rest, part[:n]) {
+					return b.explain(errors.New("the server sent other bytes than were written"))
+				}
+				rest = rest[n:]
+				switch {
+				case err == nil:
+				case err != io.EOF && err != io.ErrUnexpectedEOF:
+					return b.explain(err)
+				case len(rest) > 0:
+					return b.explain(fmt.Errorf("the last %d bytes are missing", len(rest)))
+				default:
+					return nil
+				}
+			}
 		})
 	}
 }
