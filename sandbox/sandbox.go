@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -150,8 +151,8 @@ type Features struct {
 	// Kernel is the name of the kernel that runs see if each has its own, or "" for that of this host.
 	Kernel string
 	// Tier is the level of confinement in force: "full", "partial" (this host lacks a layer: see the Checks that are not
-	// OK), "namespaces" (the operator disabled the system call filter, Landlock and the syscall monitor), "weakened" or
-	// "none".
+	// OK), "namespaces" (the operator disabled the system call filter, Landlock and the syscall monitor), "weakened",
+	// "unconfined" (runs are limited, but use files and network like any program) or "none".
 	Tier string
 	// Layers are the mechanisms in force, outermost first.
 	Layers []string
@@ -167,6 +168,9 @@ type Features struct {
 	Lower, Sockets bool
 	// Root means that Spec.Root and an output at "/" are supported, Superuser that Spec.Superuser is.
 	Root, Superuser bool
+	// Gaps are what no run is protected from, in words, such as "the files of this host", although a Spec that says
+	// nothing about it expects that; see Spec.Accept.
+	Gaps []string
 	// SameUser means that runs have the user ID of the worker, so that the owner and mode of a file do not protect it from
 	// them; see Lower.
 	SameUser bool
@@ -184,6 +188,10 @@ func (f *Features) Covers(s *Spec) error {
 	}
 	if len(f.Audits) == 0 { // every backend supports AuditOff
 		return fmt.Errorf("%w: the Features are empty: set them to the result of Backend.Probe", ErrUnsupported)
+	}
+	if len(f.Gaps) > 0 && s.Accept != f.Backend {
+		return fmt.Errorf("%w: the sandbox %s does not protect from %s: an action accepts that with the property cloister-sandbox=%s",
+			ErrUnsupported, f.Backend, strings.Join(f.Gaps, "; "), f.Backend)
 	}
 	for _, l := range AllLimits {
 		if v := s.Limits.Of(l); v != Unlimited && !slices.Contains(f.Limits, l) {

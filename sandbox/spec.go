@@ -53,6 +53,8 @@ type Spec struct {
 	// Conditions change what the run can observe. The zero value changes nothing.
 	Conditions Conditions
 
+	// Accept is the backend (Features.Backend) that may run the Spec in spite of its Features.Gaps, or "".
+	Accept string
 	// Workspace names the workspace that relative Sources refer to, or "".
 	Workspace string
 	// Timeout is how long the command may execute, without setup and teardown; zero is unlimited.

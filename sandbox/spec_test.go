@@ -150,6 +150,7 @@ func TestCovers(t *testing.T) {
 		// Zero Features do not mean that the host lacks something.
 		"Backend.Probe": func(f *sandbox.Features) { *f = sandbox.Features{} },
 		"connect":       func(f *sandbox.Features) { f.Kill = false },
+		"/home; ports":  func(f *sandbox.Features) { f.Backend, f.Gaps = "other", []string{"/home", "ports"} },
 		"listening":     func(f *sandbox.Features) { f.ListenControl = false },
 	} {
 		f := full
@@ -157,6 +158,11 @@ func TestCovers(t *testing.T) {
 		if err := f.Covers(s); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), name) {
 			t.Errorf("without %s: got %v, want ErrUnsupported that names it", name, err)
 		}
+	}
+	accepted, gaps := valid(), full
+	accepted.Accept, gaps.Backend, gaps.Gaps = "other", "other", []string{"/home"}
+	if err := gaps.Covers(accepted); err != nil || accepted.Text() == valid().Text() {
+		t.Errorf("an accepted gap: got %v and the text\n%s", err, accepted.Text())
 	}
 	s.Limits.Memory = sandbox.Unlimited
 	few := full

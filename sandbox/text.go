@@ -70,6 +70,9 @@ func (s *Spec) Text() string {
 			line("condition %+q %s", c, v)
 		}
 	}
+	if s.Accept != "" {
+		line("accept %+q", s.Accept)
+	}
 	line("timeout %d", s.Timeout)
 	line("grace %d", s.Grace)
 	return b.String()

@@ -145,6 +145,9 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		// The operator chose a sandbox that cannot audit, which every result states, and nobody asked for more.
 		spec.Audit = sandbox.AuditOff
 	}
+	if f := &l.cfg.Features; len(f.Gaps) > 0 && (grant.Sandbox != "" || l.cfg.AcceptGaps) {
+		spec.Accept = f.Backend // which equals grant.Sandbox
+	}
 	if err := l.cfg.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}

@@ -40,6 +40,9 @@ type Config struct {
 	StrictProperties bool
 	// Features is the result of Backend.Probe. It becomes part of every result's metadata.
 	Features sandbox.Features
+	// AcceptGaps runs every action in spite of Features.Gaps, for callers who chose the Backend for their own actions.
+	// Otherwise an action has to name the Backend with PropertySandbox.
+	AcceptGaps bool
 	// Stager stages input trees; nil copies them.
 	Stager *tree.Stager
 	// Toolchain lists what every action may read in addition to its inputs; see sandbox.HostToolchain. With an empty list,

@@ -57,7 +57,7 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 			Events: len(e.collected.Events), Unrecorded: e.collected.Unrecorded,
 		},
 	}
-	if f := &l.cfg.Features; f.Kernel != "" {
+	if f := &l.cfg.Features; f.Kernel != "" || len(f.Gaps) > 0 {
 		m.Sandbox = f.Backend
 	}
 	if t.Variation != nil {

@@ -259,3 +259,28 @@ func TestOSRelease(t *testing.T) {
 		}
 	}
 }
+
+// TestGapsOfTheSandboxAreAccepted: a sandbox that protects less runs only what asks for it by name, or its owner's
+// actions, and the record names it.
+func TestGapsOfTheSandboxAreAccepted(t *testing.T) {
+	b := newBench(t, returns(sandbox.Result{Released: true}))
+	b.cfg.Features.Gaps = []string{"the files of this host"}
+	named := func(value string) *Task {
+		return &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) {
+			a.DoNotCache = true
+			if value != "" {
+				a.Platform = platform(PropertySandbox, value)
+			}
+		})}
+	}
+	for _, value := range []string{"", "namespace", "jobobject"} {
+		err := expect.Err(b.Execute(t.Context(), named(value), func(Stage) {}))
+		expect.Error(t, err, sandbox.ErrUnsupported, "cloister-sandbox=%s", value)
+	}
+	expect.Message(t, expect.Err(b.Admit(t.Context(), named(""))), "does not protect from the files of this host")
+	b.cfg.Features.Backend = "jobobject"
+	expect.Equal(t, b.manifest(b.do(named("jobobject"))).Sandbox, "jobobject", "with the name")
+	b.cfg.AcceptGaps = true
+	expect.Equal(t, b.manifest(b.do(named(""))).Sandbox, "jobobject", "if the caller accepts it")
+	expect.Error(t, expect.Err(b.Execute(t.Context(), named("gvisor"), func(Stage) {})), sandbox.ErrUnsupported, "another name")
+}

@@ -564,7 +564,7 @@ func (c *compilation) audit() error {
 }
 
 // backends are the values of the property for the backend.
-var backends = []string{"namespace", "gvisor", "microvm", "qemu", "qemu-tcg"}
+var backends = []string{"namespace", "gvisor", "microvm", "qemu", "qemu-tcg", "seatbelt", "jobobject"}
 
 // backend records which backend the action requires. That needs no permission: the worker has one, or refuses.
 func (c *compilation) backend() error {

@@ -261,12 +261,12 @@ func TestSandboxProperty(t *testing.T) {
 	ask := func(value string) (*policy.Grant, error) {
 		return policy.Default().Compile(policy.Request{Properties: []policy.Property{{Name: "cloister-sandbox", Value: value}}}, sandbox.AllLimits)
 	}
-	for _, value := range []string{"namespace", "gvisor", "microvm", "qemu", "qemu-tcg"} {
+	for _, value := range []string{"namespace", "gvisor", "microvm", "qemu", "qemu-tcg", "seatbelt", "jobobject"} {
 		if g, err := ask(value); err != nil || g.Sandbox != value || !slices.Contains(g.Why, "sandbox "+value+": property cloister-sandbox") {
 			t.Errorf("%s: got %+v, %v", value, g, err)
 		}
 	}
-	if _, err := ask("none"); !errors.Is(err, policy.ErrRefused) || !strings.Contains(err.Error(), "write namespace, gvisor, microvm, qemu, qemu-tcg") {
+	if _, err := ask("none"); !errors.Is(err, policy.ErrRefused) || !strings.Contains(err.Error(), "write namespace, gvisor, microvm, qemu, qemu-tcg, seatbelt, jobobject") {
 		t.Errorf("none: got %v, want a refusal", err)
 	}
 	if g, err := policy.Default().Compile(policy.Request{}, sandbox.AllLimits); err != nil || g.Sandbox != "" {

@@ -17,7 +17,8 @@ type Manifest struct {
 	Action, Command, InputRoot cas.Digest
 	// Revision is the source revision of the input root, as the client named it; "" if unknown.
 	Revision string
-	// Sandbox is the backend of a run with a kernel of its own (sandbox.Features.Kernel), or "".
+	// Sandbox is the backend of a run with a kernel of its own (sandbox.Features.Kernel) or with gaps (Features.Gaps), or
+	// "".
 	Sandbox string
 	// Seed is the seed of the run's random numbers, nil if it had none.
 	Seed *uint64
