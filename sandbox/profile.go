@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -97,13 +98,17 @@ func (in *Input) followLinks() error {
 	return nil
 }
 
-// Environment returns the variables that every action has (HOME, PATH and TMPDIR), changed by each of vars in order:
-// "KEY=VALUE" sets a variable and "KEY" removes one. The result is sorted, as Spec.Env must be.
+// Environment returns the variables that every action has (HOME, PATH and TMPDIR, on Windows also TEMP and TMP), changed
+// by each of vars in order: "KEY=VALUE" sets a variable and "KEY" removes one. The result is sorted, as Spec.Env must
+// be.
 func Environment(vars ...string) []string {
 	env := map[string]string{
 		"HOME":   "/tmp",
 		"PATH":   "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"TMPDIR": "/tmp",
+	}
+	if runtime.GOOS == "windows" {
+		env["PATH"], env["TEMP"], env["TMP"] = `C:\Windows\System32;C:\Windows`, "/tmp", "/tmp"
 	}
 	for _, kv := range vars {
 		if k, v, set := strings.Cut(kv, "="); set {
@@ -130,7 +135,15 @@ var toolchainPaths = []string{
 
 // HostToolchain returns the parts of this host that every action may read: the directories of programs and libraries,
 // and the few files in /etc that these need.
-func HostToolchain() ([]Input, error) { return hostPaths(toolchainPaths) }
+func HostToolchain() ([]Input, error) { return hostPaths(toolchainOf(runtime.GOOS)) }
+
+// toolchainOf returns the patterns of toolchain paths on an operating system.
+func toolchainOf(system string) []string {
+	if system == "darwin" {
+		return append(slices.Clip(toolchainPaths), "/Library/Developer/CommandLineTools")
+	}
+	return toolchainPaths
+}
 
 // certificatePaths are where distributions keep the CA certificates that TLS clients trust; private keys are elsewhere.
 // Debian's /etc/ssl/certs has links into /usr/share and /usr/local/share, which are toolchainPaths. Fedora's is itself
@@ -146,8 +159,11 @@ func HostCertificates() ([]Input, error) { return hostPaths(certificatePaths) }
 
 // hostPaths returns the paths of this host that match patterns.
 func hostPaths(patterns []string) ([]Input, error) {
-	var inputs []Input
+	inputs := []Input{}
 	for _, pattern := range patterns {
+		if !filepath.IsAbs(pattern) { // on Windows, where it would be on any drive
+			continue
+		}
 		matches, err := filepath.Glob(pattern)
 		if err != nil {
 			return nil, err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -282,7 +283,7 @@ func (s *Spec) validateSource(in *Input) error {
 			return fmt.Errorf("source %q of input %s is not inside an image", in.Source, in.Target)
 		}
 		return nil
-	case path.IsAbs(in.Source):
+	case path.IsAbs(in.Source), filepath.IsAbs(in.Source): // on Windows with a drive
 		return nil
 	case s.Workspace == "" || !local(in.Source):
 		return fmt.Errorf("source %q of input %s is neither a path of the host nor inside the workspace", in.Source, in.Target)
