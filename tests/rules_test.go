@@ -177,7 +177,7 @@ var rules = []rule{
 		why: "likewise",
 	},
 	{
-		of: "cas/durable", only: []string{},
+		of: "cas/durable", only: []string{"golang.org/x/sys/windows"},
 		why: "every package that keeps state uses it",
 	},
 	{

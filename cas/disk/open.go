@@ -39,7 +39,7 @@ func (c *Cache) open() (rest []index.Key, err error) {
 		return nil, fmt.Errorf("store directory %s is not writable: %w; %s", c.dir, err, advice)
 	}
 	c.lock = lock
-	if err := tryLock(lock); err != nil {
+	if err := durable.TryLock(lock); err != nil {
 		return nil, c.lockError(err)
 	}
 	isNew, err := c.inspect()
@@ -110,7 +110,7 @@ func (c *Cache) inspect() (isNew bool, err error) {
 
 // lockError explains why the directory could not be locked.
 func (c *Cache) lockError(err error) error {
-	if !errors.Is(err, errHeld) {
+	if !errors.Is(err, durable.ErrLocked) {
 		return fmt.Errorf("lock store %s: %w", c.dir, err)
 	}
 	holder := ""

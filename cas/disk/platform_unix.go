@@ -11,19 +11,6 @@ import (
 	"syscall"
 )
 
-// errHeld is the error of tryLock if the file is locked.
-var errHeld error = syscall.EWOULDBLOCK
-
-// tryLock locks f while it is open, or fails at once. The lock ends with the process.
-func tryLock(f *os.File) error {
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err != syscall.EINTR {
-			return err
-		}
-	}
-}
-
 // isFull reports whether err means that the file system or the user's quota is exhausted.
 func isFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)

@@ -116,8 +116,8 @@ func (l *Log) open() error {
 
 // takeLock locks the directory and writes our process ID into the lock.
 func (l *Log) takeLock() error {
-	err := tryLock(l.lock)
-	if errors.Is(err, errHeld) {
+	err := durable.TryLock(l.lock)
+	if errors.Is(err, durable.ErrLocked) {
 		return fmt.Errorf("audit log %s is in use by %s: stop it, or choose another directory", l.Dir, l.holder())
 	}
 	if err != nil {

@@ -2,18 +2,18 @@
 
 //go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
 
-package audit
+package durable
 
 import (
 	"os"
 	"syscall"
 )
 
-// errHeld is the error of tryLock if another process holds the lock.
-var errHeld error = syscall.EWOULDBLOCK
+// ErrLocked is the error of TryLock if the file is locked.
+var ErrLocked error = syscall.EWOULDBLOCK
 
-// tryLock locks f until it is closed, or fails immediately. The kernel releases the lock when the process ends.
-func tryLock(f *os.File) error {
+// TryLock locks f until it is closed, or fails at once. The lock ends with the process.
+func TryLock(f *os.File) error {
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err != syscall.EINTR {
