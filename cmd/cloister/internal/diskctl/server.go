@@ -53,7 +53,8 @@ type Server struct {
 
 // Serve listens on the socket DIR/control, which only this user can connect to. Dir is the directory of c. Serve
 // replaces the socket of an earlier process, which cannot be running since c is open. register, if not nil, adds other
-// services to the socket.
+// services to the socket. On systems without Unix sockets, the error is errors.ErrUnsupported and the Server serves
+// only what others Register.
 func Serve(
 	dir string, c *disk.Cache, register func(grpc.ServiceRegistrar), options ...grpc.ServerOption,
 ) (*Server, error) {
@@ -62,6 +63,9 @@ func Serve(
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	listener, err := unixsocket.Listen(dir, socket)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return s, err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}

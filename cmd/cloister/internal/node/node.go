@@ -127,7 +127,10 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 		return nil, exit.New(exit.Environment, err)
 	}
 	registerImages := func(r grpc.ServiceRegistrar) { n.registerImages(r, true) }
-	if n.control, err = diskctl.Serve(c.Dir, n.Store, registerImages, casserver.ServerOptions(log)...); err != nil {
+	n.control, err = diskctl.Serve(c.Dir, n.Store, registerImages, casserver.ServerOptions(log)...)
+	if errors.Is(err, errors.ErrUnsupported) {
+		log.Warn("other commands cannot manage the store while it is served: this system has no Unix sockets", "err", err)
+	} else if err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
 	n.onClose(func() { n.control.Close() })
