@@ -5,38 +5,16 @@
 package microvm
 
 import (
-	"context"
-	"fmt"
-	"runtime"
-
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/absent"
 )
 
-// A backend runs nothing on this system.
-type backend struct{ kind }
-
 // NewQEMU returns a backend whose methods return sandbox.ErrUnsupported.
-func NewQEMU(emulated bool) sandbox.Backend { return backend{kind{emulated: emulated}} }
+func NewQEMU(emulated bool) sandbox.Backend { return kind{emulated: emulated}.absent() }
 
 // NewMSB returns a backend whose methods return sandbox.ErrUnsupported.
-func NewMSB() sandbox.Backend { return backend{kind{msb: true}} }
+func NewMSB() sandbox.Backend { return kind{msb: true}.absent() }
 
-func unsupported() error {
-	return fmt.Errorf("%w: virtual machines do not run on %s", sandbox.ErrUnsupported, runtime.GOOS)
+func (k kind) absent() sandbox.Backend {
+	return absent.New(sandbox.Features{Backend: k.name(), Kernel: k.kernel()}, k.engine())
 }
-
-func (b backend) Probe(context.Context) (sandbox.Features, error) {
-	return sandbox.Features{Backend: b.name(), Kernel: b.kind.kernel(), Tier: "none", Checks: []sandbox.Check{{
-		Name: b.engine(), Detail: "this system is " + runtime.GOOS, Required: true,
-	}}}, unsupported()
-}
-
-func (backend) Run(context.Context, *sandbox.Spec, sandbox.Stdio) (*sandbox.Result, error) {
-	return nil, unsupported()
-}
-
-func (backend) Workspace(context.Context, int64, int64) (sandbox.Workspace, error) {
-	return nil, unsupported()
-}
-
-func (backend) Close() error { return nil }
