@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package placement
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// Limits are those that Host enforces.
+var Limits = []sandbox.Limit{sandbox.LimitOutputBytes, sandbox.LimitOutputFiles}
+
+// exceeded returns the event for a limit of the outputs, the workspace or a temporary directory that the run exceeds
+// now, or nil. It measures the files on disk, so a run can exceed a limit until the next call, and with deleted files
+// that it keeps open. A tree that cannot be measured exceeds its limit, because a run could hide files in it.
+func (r *Run) exceeded() *sandbox.Event {
+	for i, dir := range r.temps {
+		bytes, _, err := size(dir)
+		if err != nil || bytes > r.spec.Temp[i].Bytes {
+			e := event(sandbox.LimitOutputBytes, bytes, r.spec.Temp[i].Bytes, err)
+			e.Subject = "room in " + r.spec.Temp[i].Target
+			return e
+		}
+	}
+	if r.ws == nil {
+		return nil
+	}
+	byteLimit, fileLimit := lower(r.spec.Limits.OutputBytes, r.ws.bytes), lower(r.spec.Limits.OutputFiles, r.ws.files)
+	if byteLimit == sandbox.Unlimited && fileLimit == sandbox.Unlimited {
+		return nil
+	}
+	bytes, files := int64(0), -int64(len(r.placed))
+	for _, p := range r.placed {
+		bytes -= p.info.Size()
+	}
+	var err error
+	for _, o := range r.spec.Outputs {
+		b, f, sizeErr := size(filepath.Join(r.ws.dir, filepath.FromSlash(o.Source)))
+		bytes, files, err = bytes+b, files+f, errors.Join(err, sizeErr)
+	}
+	switch {
+	case byteLimit != sandbox.Unlimited && (bytes > byteLimit || err != nil):
+		return event(sandbox.LimitOutputBytes, bytes, byteLimit, err)
+	case fileLimit != sandbox.Unlimited && (files > fileLimit || err != nil):
+		return event(sandbox.LimitOutputFiles, files, fileLimit, err)
+	}
+	return nil
+}
+
+// Event returns the event for a limit that a run has hit.
+func Event(l sandbox.Limit, actual, limit int64) *sandbox.Event {
+	return &sandbox.Event{
+		Kind: sandbox.EventLimit, Subject: string(l), Count: 1,
+		Actual: l.Format(actual), Limit: l.Format(limit), ActualValue: actual, LimitValue: limit, Unit: l.Unit(),
+	}
+}
+
+// event is Event for trees of at least this size, unless unmeasured is nil.
+func event(l sandbox.Limit, actual, limit int64, unmeasured error) *sandbox.Event {
+	e := Event(l, actual, limit)
+	if unmeasured != nil {
+		e.Actual = "at least " + e.Actual + ", not measurable: " + unmeasured.Error()
+	}
+	return e
+}
+
+// lower returns the lower of two limits.
+func lower(a, b int64) int64 {
+	if a == sandbox.Unlimited || b == sandbox.Unlimited {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// size returns the bytes and the number of entries below dir, which may change meanwhile: what was removed does not
+// count, and everything else that cannot be read is an error. The sizes come from the files, because Windows updates
+// those in directories late.
+func size(dir string) (bytes, files int64, err error) {
+	err = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+		if err == nil && p != dir {
+			var info fs.FileInfo
+			if info, err = os.Lstat(p); err == nil {
+				files++
+				if info.Mode().IsRegular() {
+					bytes += info.Size()
+				}
+			}
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return err
+	})
+	return bytes, files, err
+}
