@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package seatbelt runs commands under sandbox-exec, the sandbox of macOS, whose kernel checks each operation of a run
+// against a profile. The profile and the way of starting it are tested on Linux. What runs them exists on macOS only,
+// where it was compiled but has never been run.
+//
+// macOS has no mounts or process namespaces for single processes, and no control groups. So, compared with package
+// namespace:
+//   - a run sees the paths of this host: Targets of outputs and temporary directories in its working directory, in the
+//     values of its environment and in the path of its program are replaced by those;
+//   - loopback, if granted, is that of this host, with its services, such as a server of the worker;
+//   - limits of memory, processor time and processes are refused; outputs are measured while the run lasts;
+//   - processes that leave the run's process group faster than they are counted outlive it, under their profile;
+//   - attempts are not recorded, and the run has the user, the host name and the process list of the worker.
+//
+// Features.Gaps lists what a Spec cannot exclude, so only a Spec that accepts this backend by its name runs.
+package seatbelt
+
+// Name is the name of this backend in Features and of --sandbox.
+const Name = "seatbelt"
