@@ -104,7 +104,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 var Requirements = []string{
 	"namespaces", "unprivileged", "limits", "conditions", "timens", "monitor",
 	"bazel", "git", "python", "node", "tools", "networks", "root", "tmpfs", "interop", "browser", "packaging", "vm",
-	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus", "gvisor", "qemu",
+	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus", "gvisor", "qemu", "windows", "wine",
 }
 
 // Unavailable skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE names what: a skipped

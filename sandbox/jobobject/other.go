@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !windows
+
+package jobobject
+
+import (
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/absent"
+)
+
+// New returns a backend whose methods return sandbox.ErrUnsupported.
+func New() sandbox.Backend { return absent.New(sandbox.Features{Backend: Name}, "Job Object") }
