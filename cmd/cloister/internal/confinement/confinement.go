@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -18,9 +19,11 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/gvisor"
+	"github.com/cloister-build/cloister/sandbox/jobobject"
 	"github.com/cloister-build/cloister/sandbox/microvm"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/sandbox/seatbelt"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
@@ -37,8 +40,17 @@ type Flags struct {
 // RegisterTier adds the flag for the isolation tier.
 func (c *Flags) RegisterTier(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.Tier, "sandbox", "full", "isolation: full; namespaces, for hosts without seccomp, Landlock or the syscall monitor; gvisor, a kernel per action; qemu or microvm, virtual machines of QEMU or msb; or qemu-tcg, emulated ones without protection, for tests")
+	f.StringVar(&c.Tier, "sandbox", defaultTier(), "isolation: full; namespaces, for hosts without seccomp, Landlock or the syscall monitor; gvisor, a kernel per action; qemu or microvm, virtual machines of QEMU or msb; qemu-tcg, emulated ones without protection, for tests; seatbelt, for macOS; or jobobject, for Windows, which confines neither files nor network")
 	flags.Share(f, "sandbox")
+}
+
+// defaultTier returns the default of --sandbox. Only the operator may choose a backend that does not confine, so the
+// default runs nothing on Windows.
+func defaultTier() string {
+	if runtime.GOOS == "darwin" {
+		return seatbelt.Name
+	}
+	return "full"
 }
 
 // Register adds the flags.
@@ -66,7 +78,7 @@ func (c *Flags) Images(p *policy.Policy) (policy.Images, error) {
 	if c.IgnoreImages() {
 		return rules, nil
 	}
-	if c.ownKernel() && len(c.images) > 0 {
+	if c.named() && len(c.images) > 0 {
 		return rules, exit.New(exit.Usage, fmt.Errorf("--sandbox %s runs no container images: omit --images and --image, or choose another --sandbox", c.Tier))
 	}
 	for _, r := range c.images {
@@ -106,11 +118,11 @@ func (c *Flags) ImageFlags() []string {
 func (c *Flags) BackendConfig() (namespace.Config, error) {
 	var config namespace.Config
 	switch c.Tier {
-	case "full", gVisor, qemuKVM, qemuTCG, microVM:
+	case "full", gVisor, qemuKVM, qemuTCG, microVM, seatbelt.Name, jobobject.Name:
 	case "namespaces":
 		config.Without = namespace.NamespacesOnly
 	default:
-		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full, namespaces, gvisor, microvm, qemu or qemu-tcg", c.Tier))
+		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full, namespaces, gvisor, microvm, qemu, qemu-tcg, seatbelt or jobobject", c.Tier))
 	}
 	if c.sourceTree != "" {
 		dir, err := filepath.Abs(c.sourceTree)
@@ -130,7 +142,7 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 
 // NamespaceConfig is BackendConfig for commands that support namespaces only.
 func (c *Flags) NamespaceConfig() (namespace.Config, error) {
-	if c.ownKernel() {
+	if c.named() {
 		return namespace.Config{}, exit.New(exit.Usage, fmt.Errorf("--sandbox %s: this command needs full or namespaces; serve, join, run and repro support it", c.Tier))
 	}
 	return c.BackendConfig()
@@ -144,10 +156,8 @@ const (
 	microVM = "microvm"
 )
 
-// ownKernel reports whether each action has a kernel other than this host's.
-func (c *Flags) ownKernel() bool {
-	return slices.Contains([]string{gVisor, qemuKVM, qemuTCG, microVM}, c.Tier)
-}
+// named reports whether actions run in another backend than that of namespaces, which has the name of its tier.
+func (c *Flags) named() bool { return c.Tier != "full" && c.Tier != "namespaces" }
 
 // NewBackend returns the backend of --sandbox, which has the configuration if it is of namespaces. The caller closes
 // it.
@@ -159,13 +169,17 @@ func (c *Flags) NewBackend(config namespace.Config) sandbox.Backend {
 		return microvm.NewQEMU(c.Tier == qemuTCG)
 	case microVM:
 		return microvm.NewMSB()
+	case seatbelt.Name:
+		return seatbelt.New()
+	case jobobject.Name:
+		return jobobject.New()
 	}
 	return namespace.New(config)
 }
 
 // Offers returns what a worker with this backend offers to actions that require it, besides its other properties.
 func (c *Flags) Offers() []worker.Property {
-	if !c.ownKernel() {
+	if !c.named() {
 		return nil
 	}
 	return []worker.Property{{Name: worker.PropertySandbox, Value: c.Tier}}
@@ -173,10 +187,13 @@ func (c *Flags) Offers() []worker.Property {
 
 // Warning returns a warning about the selected --sandbox, or "".
 func (c *Flags) Warning() string {
-	if c.Tier != qemuTCG {
-		return ""
+	switch c.Tier {
+	case qemuTCG:
+		return "warning: --sandbox qemu-tcg emulates a processor, which is no security boundary: use it for tests only"
+	case jobobject.Name:
+		return "warning: --sandbox jobobject confines neither files nor network, and does not protect this process"
 	}
-	return "warning: --sandbox qemu-tcg emulates a processor, which is no security boundary: use it for tests only"
+	return ""
 }
 
 // LoadPolicy returns the policy of --policy, or the built-in one, on this machine. With --source-tree, actions are

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/jobobject"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
@@ -53,11 +54,11 @@ func TestEndpointsOfFlags(t *testing.T) {
 	}
 }
 
-// TestOwnKernelsRunNoImages: sandboxes that mount no images refuse --images at start, not each action.
-func TestOwnKernelsRunNoImages(t *testing.T) {
+// TestOtherBackendsRunNoImages: sandboxes that mount no images refuse --images at start, not each action.
+func TestOtherBackendsRunNoImages(t *testing.T) {
 	for tier, want := range map[string]string{
 		"full": "", "namespaces": "", gVisor: "--sandbox gvisor runs no container images", qemuKVM: "--sandbox qemu runs no container images",
-		qemuTCG: "--sandbox qemu-tcg runs no container images", microVM: "--sandbox microvm runs no container images",
+		qemuTCG: "--sandbox qemu-tcg runs no container images", jobobject.Name: "--sandbox jobobject runs no container images", microVM: "--sandbox microvm runs no container images",
 	} {
 		f := Flags{Tier: tier, images: []string{"registry.example"}}
 		_, err := f.Images(policy.Default())

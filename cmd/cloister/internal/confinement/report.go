@@ -11,7 +11,9 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/jobobject"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/seatbelt"
 	"github.com/cloister-build/cloister/sandbox/toolchain"
 )
 
@@ -70,6 +72,8 @@ var others = []struct{ tier, name, detail string }{
 	{gVisor, "backend gvisor", "also works here: --sandbox gvisor gives each action a kernel of its own"},
 	{qemuKVM, "backend qemu", "also works here: --sandbox qemu runs actions in virtual machines"},
 	{microVM, "backend microvm", "also works here: --sandbox microvm runs actions in virtual machines of msb"},
+	{seatbelt.Name, "backend seatbelt", "also works here: --sandbox seatbelt"},
+	{jobobject.Name, "backend jobobject", "works here, without confinement of files and network: --sandbox jobobject"},
 }
 
 // Others returns a check for each backend that --sandbox does not select: whether it works here. A person who wants its
@@ -77,7 +81,7 @@ var others = []struct{ tier, name, detail string }{
 func (c *Flags) Others(ctx context.Context) []Check {
 	var checks []Check
 	for _, o := range others {
-		if o.tier == c.Tier || o.tier == "full" && !c.ownKernel() {
+		if o.tier == c.Tier || o.tier == "full" && !c.named() {
 			continue
 		}
 		k := Check{Result: "ok", Name: o.name, Detail: o.detail}

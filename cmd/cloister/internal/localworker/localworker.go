@@ -113,6 +113,7 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	config.Stager = w.stager
 	config.Instances, config.Policy, config.IgnoreImages = w.Store.Instance, w.policy, w.ignoreImages
 	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, toolchain
+	config.AcceptGaps = true // who runs the command has chosen the sandbox
 	if w.images != nil {
 		config.Images, config.CacheUnpinned = w.images, w.imageRules.CacheUnpinned
 	}
