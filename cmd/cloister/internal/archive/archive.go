@@ -87,6 +87,9 @@ const top = "."
 // errForged means that a stream has what Pack never writes.
 var errForged = errors.New("invalid archive")
 
+// ErrIncomplete means that a stream ended before its archive did, because its sender failed.
+var ErrIncomplete = errors.New("incomplete archive")
+
 // Base returns the file name of path, or "" if that is the current directory, its parent or the root.
 func Base(name string) string {
 	if base := path.Base(filepath.ToSlash(name)); base != "." && base != ".." && base != "/" {
@@ -99,10 +102,17 @@ func Base(name string) string {
 // chooses base: if the archive did, it could replace any file of the directory. Unpack replaces files and adds to
 // directories.
 func Unpack(r io.Reader, name, base string) error {
-	t := tar.NewReader(r)
+	err := unpack(tar.NewReader(r), name, base)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: %w", ErrIncomplete, err)
+	}
+	return err
+}
+
+func unpack(t *tar.Reader, name, base string) error {
 	h, err := t.Next()
 	if err == io.EOF {
-		return errors.New("nothing was copied")
+		return fmt.Errorf("%w: nothing was copied", ErrIncomplete)
 	}
 	if err != nil {
 		return err

@@ -103,7 +103,9 @@ func copyOut(ctx context.Context, name, file, to string) error {
 	err = executeEnd(ctx, name, c)
 	w.Close()
 	failed := <-unpacked
-	if err == nil && failed != nil {
+	// An incomplete archive results from the failure of the sandbox's end. Any other error of this end is the cause:
+	// the sandbox's end may have failed because this one no longer read from it.
+	if failed != nil && (err == nil || !errors.Is(failed, archive.ErrIncomplete)) {
 		return copyError(to, failed)
 	}
 	return err
