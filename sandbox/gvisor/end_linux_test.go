@@ -232,8 +232,12 @@ func owners(t *testing.T) []string {
 // nameRunsc is what runsc is called when it runs.
 const nameRunsc = "runsc"
 
-// forks is the host name of a run whose hostileRunsc starts processes.
-const forks = "forks"
+// forks is the host name of a run whose hostileRunsc starts processes, and answers that of one that prints what it is
+// sent.
+const (
+	forks   = "forks"
+	answers = "answers"
+)
 
 // hostileRunsc is a gVisor that a run has taken over. It reports that the command has started and reads no input. For a
 // run with the host name forks, it starts at most 2000 processes, until that fails, and reports their number as exit
@@ -245,6 +249,15 @@ func hostileRunsc() {
 	}
 	out := json.NewEncoder(os.NewFile(zygote.GuestOut, "out"))
 	_ = out.Encode(zygote.Report{Started: 1})
+	if strings.Contains(string(config), `"`+answers+`"`) {
+		in := json.NewDecoder(os.NewFile(zygote.GuestIn, "in"))
+		_ = in.Decode(&zygote.Guest{})
+		for word := ""; word != zygote.WordTerm && in.Decode(&word) == nil; {
+			fmt.Fprintln(os.NewFile(zygote.GuestStdout, "stdout"), word)
+		}
+		_ = out.Encode(zygote.Report{Exited: &zygote.Exited{}})
+		_ = out.Encode(zygote.Report{Reaped: &zygote.Reaped{}})
+	}
 	if strings.Contains(string(config), `"`+forks+`"`) {
 		n := 0
 		for ; n < 2000; n++ {
@@ -276,6 +289,32 @@ func TestHostProcessesAreBounded(t *testing.T) {
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
 	if err != nil || res.ExitCode < 400 || res.ExitCode > 600 {
 		t.Errorf("got %+v, %v; want an exit code, the number of processes, near 592", res, err)
+	}
+}
+
+// TestCommandStartsWhenItCanBeStopped: a command starts only when the worker has noted that, so that whoever stops a run
+// at its first output grants it time. The guest starts nothing before the first word, and takes the second for a stop.
+func TestCommandStartsWhenItCanBeStopped(t *testing.T) {
+	backend(t)
+	t.Setenv("RUNSC_PATH", must.Get(os.Executable())(t))
+	b := gvisor.New()
+	defer b.Close()
+	read, write, err := os.Pipe()
+	must.Succeed(t, err)
+	defer read.Close()
+	defer write.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		_, _ = bufio.NewReader(read).ReadString('\n')
+		cancel()
+	}()
+	s := spec("true")
+	s.Conditions.Hostname, s.Timeout, s.Grace = answers, time.Minute, time.Minute
+	var said strings.Builder
+	res, err := b.Run(ctx, s, sandbox.Stdio{Stdout: &tee{&said, write}})
+	if want := "start\nterm\n"; err != nil || !res.Stopped || said.String() != want {
+		t.Errorf("got %+v, %v and %q, want a stopped run that was sent %q", res, err, &said, want)
 	}
 }
 

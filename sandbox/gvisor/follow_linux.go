@@ -89,11 +89,12 @@ func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 				return e
 			case rep.Started != 0 && res.Start.IsZero():
 				res.Start = time.Now()
+				r.messages <- []byte(`"` + zygote.WordStart + `"`)
 				if r.spec.Timeout > 0 {
 					timeout = time.After(r.spec.Timeout)
 				}
 			case rep.Failed != "":
-				e.failed = rep.Failed
+				e.failed, res.Start = rep.Failed, time.Time{}
 				return e
 			case rep.Exited != nil && e.exited == nil:
 				e.exited = rep.Exited

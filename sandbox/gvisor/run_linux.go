@@ -43,8 +43,8 @@ const (
 	outputTime = 5 * time.Second
 	// maxDiagnostics bounds what is kept of the text that runsc and the launcher print.
 	maxDiagnostics = 16 << 10
-	// maxMessages is the number of messages to a guest: what it does, and the request to end.
-	maxMessages = 2
+	// maxMessages is the number of messages to a guest: what it does, the word to start, and the request to end.
+	maxMessages = 3
 )
 
 // Run runs spec.

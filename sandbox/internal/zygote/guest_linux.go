@@ -18,8 +18,8 @@ import (
 )
 
 // A Guest is what pid 1 of a container does: it mounts what gVisor's kernel provides itself, limits the command,
-// starts it as an ordinary user and reports its end. A Guest in JSON comes first on GuestIn, then the word WordTerm for
-// each request to end. Reports in JSON go to GuestOut.
+// starts it as an ordinary user and reports its end. A Guest in JSON comes first on GuestIn, then the word WordStart, and
+// then the word WordTerm for each request to end. Reports in JSON go to GuestOut.
 type Guest struct {
 	Args, Env []string
 	Dir       string
@@ -69,19 +69,23 @@ func (g *Guest) run(in *json.Decoder, out *json.Encoder) error {
 	if err != nil {
 		return err
 	}
+	// The command must not be seen to run before the worker knows that it does: whoever stops it then grants it time.
+	if err := out.Encode(Report{Started: time.Now().UnixNano()}); err != nil {
+		return err
+	}
+	var word string
+	if err := in.Decode(&word); err != nil || word != WordStart {
+		return fmt.Errorf("got %q, %v instead of the word to start", word, err)
+	}
 	pid, err := g.start(group)
 	cannot := isCannotExec(err)
 	if err != nil && cannot == nil {
 		return err
 	}
-	started := Report{Started: time.Now().UnixNano()}
 	if cannot != nil {
 		_, _ = unix.Write(GuestStderr, []byte("cloister: "+cannot.text+"\n")) // the reader may be gone
 	}
 	closeAll([]int{GuestStdin, GuestStdout, GuestStderr})
-	if err := out.Encode(started); err != nil {
-		return err
-	}
 	exited := &Exited{}
 	if cannot != nil {
 		exited.Code, exited.Missing = cannot.code, cannot.missing

@@ -93,6 +93,9 @@ const MaxImages = 200
 // WordTerm is the worker's message on control to send SIGTERM to every process of the run.
 const WordTerm = "term"
 
+// WordStart is the worker's answer to the report that a guest is about to start its command.
+const WordStart = "start"
+
 // A Slot describes a new slot.
 type Slot struct {
 	Number int
@@ -290,7 +293,7 @@ type Report struct {
 	// Unwritable are the targets of outputs whose directory the command cannot write to. It comes before Ready.
 	Unwritable []string
 	// Started is when the command was executed, in nanoseconds of Unix time. A pidfd of pid 1 comes with it, if there
-	// is one.
+	// is one. A Guest sends it before, and waits for WordStart.
 	Started int64
 	// Failed is why the command was never started; Lost is the same if another attempt may succeed.
 	Failed, Lost string
