@@ -21,6 +21,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
 	"github.com/cloister-build/cloister/sandbox/microvm/initramfs"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/guestkernel"
@@ -213,7 +214,7 @@ func TestRunInMSB(t *testing.T) {
 	useFakeMSB(t)
 	b := newFakeMSB()
 	t.Cleanup(func() { must.Succeed(t, b.Close()) })
-	const size = 3 * window
+	const size = 3 * wire.Window
 	w := must.Get(b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited))(t)
 	t.Cleanup(func() { must.Succeed(t, w.Close()) })
 	must.Succeed(t, errors.Join(w.Root().Mkdir("in", 0o755), w.Root().Mkdir("out", 0o777), w.Root().Chmod("out", 0o777)))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/source"
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"golang.org/x/sys/unix"
 )
@@ -337,29 +338,7 @@ func (r *run) copyStdin(wake *os.File) {
 	if r.std.Stdin == nil {
 		return
 	}
-	in, buf := int(r.std.Stdin.Fd()), make([]byte, maxChunk/2)
-	for {
-		poll := []unix.PollFd{{Fd: int32(in), Events: unix.POLLIN}, {Fd: int32(wake.Fd()), Events: unix.POLLIN}}
-		if _, err := unix.Poll(poll, -1); err != nil && err != unix.EINTR {
-			return
-		}
-		if poll[1].Revents != 0 {
-			return
-		}
-		if poll[0].Revents == 0 {
-			continue
-		}
-		n, err := unix.Read(in, buf)
-		if err == unix.EINTR || err == unix.EAGAIN {
-			continue
-		}
-		if err != nil || n == 0 {
-			return
-		}
-		if _, err := p.Write(buf[:n]); err != nil {
-			return
-		}
-	}
+	wire.CopyInput(p, int(r.std.Stdin.Fd()), wake)
 }
 
 // collect receives the outputs. The second error is of the port.
