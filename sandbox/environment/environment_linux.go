@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -21,9 +22,10 @@ import (
 
 // An Environment is a sandbox in which commands run. Its methods are safe for concurrent use.
 type Environment struct {
-	sock  int // blocking; closed after the reader has ended
-	owner int // of what the commands make, on this host
-	stop  context.CancelFunc
+	sock    int  // blocking; closed after the reader has ended
+	owner   int  // of what the commands make, on this host
+	relayed bool // the agent has another kernel
+	stop    context.CancelFunc
 
 	ready  chan struct{} // closed when the agent is ready
 	ended  chan struct{} // closed when the run is over, and result and err are set
@@ -39,11 +41,14 @@ type Environment struct {
 }
 
 // Start starts an environment. It calls run once, in the background, with the streams of the agent; run runs the Spec
-// whose command is Args on a sandbox.Backend, and returns when that has ended. Start returns when commands can be
-// executed, or with the reason why none can. The context of run ends when Close kills the environment, and does not end
-// with ctx. The caller closes the Environment.
+// whose command is Args on a sandbox.Backend with these features, and returns when that has ended. Start returns when
+// commands can be executed, or with the reason why none can. The context of run ends when Close kills the environment,
+// and does not end with ctx. The caller closes the Environment.
+//
+// The streams of commands are passed to the agent as descriptors. If runs have a kernel of their own, they are copied
+// through the streams of the run instead: a command cannot have a terminal, and its stdin ends when it does.
 func Start(
-	ctx context.Context, run func(context.Context, sandbox.Stdio) (*sandbox.Result, error),
+	ctx context.Context, features *sandbox.Features, run func(context.Context, sandbox.Stdio) (*sandbox.Result, error),
 ) (*Environment, error) {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -57,13 +62,20 @@ func Start(
 	}
 	e := &Environment{
 		sock: sv[0], ready: make(chan struct{}), ended: make(chan struct{}), calls: map[uint64]chan int{},
+		relayed: features.Kernel != "",
 	}
-	theirs := os.NewFile(uintptr(sv[1]), "agent")
 	var running context.Context
 	running, e.stop = context.WithCancel(context.WithoutCancel(ctx))
 	e.reader.Go(e.read)
 	go func() {
-		result, err := run(running, sandbox.Stdio{Stdin: theirs, Stdout: &e.output, Stderr: &e.output})
+		theirs := os.NewFile(uintptr(sv[1]), "agent")
+		var result *sandbox.Result
+		var err error
+		if e.relayed {
+			result, err = e.relay(running, theirs, run)
+		} else {
+			result, err = run(running, sandbox.Stdio{Stdin: theirs, Stdout: &e.output, Stderr: &e.output})
+		}
 		theirs.Close()
 		e.end(result, err)
 	}()
@@ -77,6 +89,28 @@ func Start(
 		<-e.ended
 		return nil, context.Cause(ctx)
 	}
+}
+
+// relay performs run, with whose agent it connects the socket theirs.
+func (e *Environment) relay(
+	ctx context.Context, theirs *os.File, run func(context.Context, sandbox.Stdio) (*sandbox.Result, error),
+) (*sandbox.Result, error) {
+	stdin, out, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("streams of the environment: %w", err)
+	}
+	defer stdin.Close()
+	in, stdout := io.Pipe()
+	relayed := make(chan struct{})
+	go func() {
+		defer close(relayed)
+		in.CloseWithError(agent.Relay(int(theirs.Fd()), in, out))
+		e.stop() // or the run has ended
+	}()
+	result, err := run(ctx, sandbox.Stdio{Stdin: stdin, Stdout: stdout, Stderr: &e.output})
+	stdout.Close()
+	<-relayed
+	return result, err
 }
 
 // end records how the run ended and wakes all calls.
@@ -171,8 +205,8 @@ func (e *Environment) send(r *agent.Request, exit chan int, fds ...int) error {
 // but what processes in the background write after the command's end is lost.
 //
 // Each signal from signals, which may be nil, is sent to the command's process group. When ctx ends, the group gets
-// SIGTERM and, after Grace, SIGKILL; the error is then the cause. It is ErrEnded if the environment ends first, and
-// ErrSpec for an invalid command.
+// SIGTERM and, after Grace, SIGKILL; the error is then the cause. It is ErrEnded if the environment ends first,
+// ErrSpec for an invalid command, and ErrUnsupported for a terminal where none is possible.
 func (e *Environment) Exec(
 	ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, signals <-chan os.Signal,
 ) (int, error) {
@@ -186,7 +220,7 @@ func (e *Environment) Exec(
 	defer s.close()
 	e.mu.Lock()
 	e.last++
-	r := &agent.Request{ID: e.last, Args: spec.Args, Env: spec.Env, Dir: spec.Dir, Terminal: std.Terminal != nil}
+	r := &agent.Request{ID: e.last, Args: spec.Args, Env: spec.Env, Dir: spec.Dir, Terminal: std.Terminal != nil, Joined: s.joined}
 	e.mu.Unlock()
 	exit := make(chan int, 1)
 	if err := e.send(r, exit, s.theirs...); err != nil {

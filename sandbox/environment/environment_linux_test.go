@@ -8,6 +8,8 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -17,31 +19,98 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/environment"
+	"github.com/cloister-build/cloister/sandbox/gvisor"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestMain(m *testing.M) {
 	namespace.Init()
+	// What make gvisor builds, unless somebody chose another.
+	if built, err := filepath.Abs("../../bin/runsc"); err == nil && os.Getenv("RUNSC_PATH") == "" {
+		if _, err := os.Stat(built); err == nil {
+			if err := os.Setenv("RUNSC_PATH", built); err != nil {
+				panic(err)
+			}
+		}
+	}
 	os.Exit(m.Run())
 }
 
-// start starts an environment with a writable directory /scratch, after change, which may be nil.
-func start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
+// TestEnvironment is what environments promise, on each backend.
+func TestEnvironment(t *testing.T) {
+	namespaces := func() sandbox.Backend { return namespace.New(namespace.Config{}) }
+	for name, h := range map[string]host{
+		"namespaces": {"namespaces", namespaces, false},
+		"relayed":    {"namespaces", namespaces, true},
+		"gvisor":     {"gvisor", gvisor.New, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h.probe(t) // or skip
+			for _, c := range contract {
+				t.Run(c.name, func(t *testing.T) { c.test(t, h) })
+			}
+		})
+	}
+}
+
+var contract = []struct {
+	name string
+	test func(*testing.T, host)
+}{
+	{"CommandsShareTheEnvironment", commandsShareTheEnvironment},
+	{"CommandOfItsOwn", commandOfItsOwn},
+	{"StreamsOfAnySize", streamsOfAnySize},
+	{"ProgramsThatCannotRun", programsThatCannotRun},
+	{"BackgroundProcessDoesNotDelayTheEnd", backgroundProcessDoesNotDelayTheEnd},
+	{"SignalsReachTheCommand", signalsReachTheCommand},
+	{"ContextEndsTheCommandOnly", contextEndsTheCommandOnly},
+	{"CloseEndsCommands", closeEndsCommands},
+	{"TimeoutEndsTheEnvironment", timeoutEndsTheEnvironment},
+	{"StoppedAgentDoesNotDelayTheEnd", stoppedAgentDoesNotDelayTheEnd},
+	{"CloseEndsBackgroundProcesses", closeEndsBackgroundProcesses},
+	{"ManyCommandsAtOnce", manyCommandsAtOnce},
+	{"KilledAgentEndsTheEnvironment", killedAgentEndsTheEnvironment},
+}
+
+// A host has a kind of backends.
+type host struct {
+	name       string // in sandboxtest.Requirements
+	newBackend func() sandbox.Backend
+	relayed    bool // the streams of commands are copied, as for another kernel
+}
+
+// probe returns a new backend that works, and its features.
+func (h host) probe(t *testing.T) (sandbox.Backend, *sandbox.Features) {
 	t.Helper()
-	e, _ := startIn(t, change)
+	info, ok := debug.ReadBuildInfo()
+	if h.name == "gvisor" && ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		t.Skip("programs with the race detector are dynamically linked")
+	}
+	b := h.newBackend()
+	t.Cleanup(func() { b.Close() })
+	features, err := b.Probe(t.Context())
+	if err != nil {
+		sandboxtest.Unavailable(t, h.name, err)
+	}
+	if h.relayed && features.Kernel == "" {
+		features.Kernel = "another"
+	}
+	return b, &features
+}
+
+// start starts an environment with a writable directory /scratch, after change, which may be nil.
+func (h host) start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
+	t.Helper()
+	e, _ := h.startIn(t, change)
 	return e
 }
 
 // startIn is start, and also returns the workspace, in which /scratch is the directory scratch.
-func startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.Environment, *os.Root) {
+func (h host) startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.Environment, *os.Root) {
 	t.Helper()
-	b := namespace.New(namespace.Config{})
-	t.Cleanup(func() { b.Close() })
-	features, err := b.Probe(t.Context())
-	if err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
+	b, features := h.probe(t)
 	ws, err := b.Workspace(t.Context(), 16<<20, 1000)
 	if err != nil {
 		t.Fatal(err)
@@ -49,6 +118,9 @@ func startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.Environment
 	t.Cleanup(func() { ws.Close() })
 	spec := newSpec(t)
 	spec.Workspace = ws.Name()
+	if !slices.Contains(features.Audits, spec.Audit) {
+		spec.Audit = sandbox.AuditOff
+	}
 	for _, l := range []struct {
 		limit sandbox.Limit
 		value *int64
@@ -63,7 +135,7 @@ func startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.Environment
 	if change != nil {
 		change(spec)
 	}
-	e, err := environment.Start(t.Context(), func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
+	e, err := environment.Start(t.Context(), features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
 		return b.Run(ctx, spec, std)
 	})
 	if err != nil {
@@ -109,8 +181,8 @@ func command(script string) *sandbox.Spec {
 	return &sandbox.Spec{Args: []string{"/bin/sh", "-c", script}}
 }
 
-func TestCommandsShareTheEnvironment(t *testing.T) {
-	e := start(t, nil)
+func commandsShareTheEnvironment(t *testing.T, h host) {
+	e := h.start(t, nil)
 	for _, c := range []struct {
 		script string
 		code   int
@@ -134,6 +206,9 @@ func TestCommandsShareTheEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, features := h.probe(t); !slices.Contains(features.Audits, sandbox.AuditViolations) {
+		return
+	}
 	var writes []string
 	for _, event := range result.Events {
 		if event.Kind == sandbox.EventWrite {
@@ -145,8 +220,8 @@ func TestCommandsShareTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestCommandOfItsOwn(t *testing.T) {
-	e := start(t, nil)
+func commandOfItsOwn(t *testing.T, h host) {
+	e := h.start(t, nil)
 	stdin, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -166,8 +241,41 @@ func TestCommandOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestProgramsThatCannotRun(t *testing.T) {
-	e := start(t, nil)
+// Streams are as long as they are, a command need not read its stdin, and one that writes what nobody takes gets SIGPIPE.
+func streamsOfAnySize(t *testing.T, h host) {
+	e := h.start(t, nil)
+	stdin, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	defer w.Close()
+	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	var got bytes.Buffer
+	go func() {
+		_, _ = w.Write(append(want, "more"...))
+	}()
+	code, err := e.Exec(t.Context(), command("head -c 1048576"), sandbox.Stdio{Stdin: stdin, Stdout: &got}, nil)
+	if err != nil || code != 0 || !bytes.Equal(got.Bytes(), want) {
+		t.Errorf("got %d %v and %d bytes, want %d", code, err, got.Len(), len(want))
+	}
+	code, err = e.Exec(t.Context(), &sandbox.Spec{Args: []string{"true"}}, sandbox.Stdio{Stdin: stdin}, nil)
+	if err != nil || code != 0 {
+		t.Errorf("with a stdin that does not end: got %d %v, want 0", code, err)
+	}
+	code, err = e.Exec(t.Context(), &sandbox.Spec{Args: []string{"yes"}}, sandbox.Stdio{Stdout: failing{}}, nil)
+	if !errors.Is(err, io.ErrShortWrite) || code != 141 {
+		t.Errorf("with a writer that fails: got %d %v, want 141 and its error", code, err)
+	}
+}
+
+// failing is a writer that fails.
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
+
+func programsThatCannotRun(t *testing.T, h host) {
+	e := h.start(t, nil)
 	for _, c := range []struct {
 		args []string
 		dir  string
@@ -193,12 +301,17 @@ func TestProgramsThatCannotRun(t *testing.T) {
 			t.Errorf("got %v, want ErrSpec", err)
 		}
 	}
+	if h.relayed {
+		if _, err := e.Exec(t.Context(), command("true"), sandbox.Stdio{Terminal: os.Stdin}, nil); !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("with a terminal: got %v, want ErrUnsupported", err)
+		}
+	}
 }
 
 // A command ends although a process in the background has its output open, and none of its own output is lost: here the
 // reader waits until the command has ended.
-func TestBackgroundProcessDoesNotDelayTheEnd(t *testing.T) {
-	e := start(t, nil)
+func backgroundProcessDoesNotDelayTheEnd(t *testing.T, h host) {
+	e := h.start(t, nil)
 	out := &slowWriter{written: make(chan struct{}), release: make(chan struct{})}
 	go func() {
 		<-out.written
@@ -228,8 +341,8 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestSignalsReachTheCommand(t *testing.T) {
-	e := start(t, nil)
+func signalsReachTheCommand(t *testing.T, h host) {
+	e := h.start(t, nil)
 	r, w := io.Pipe()
 	signals := make(chan os.Signal, 1)
 	go func() {
@@ -244,8 +357,8 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	}
 }
 
-func TestContextEndsTheCommandOnly(t *testing.T) {
-	e := start(t, nil)
+func contextEndsTheCommandOnly(t *testing.T, h host) {
+	e := h.start(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
 	go func() {
@@ -262,8 +375,8 @@ func TestContextEndsTheCommandOnly(t *testing.T) {
 	}
 }
 
-func TestCloseEndsCommands(t *testing.T) {
-	e := start(t, nil)
+func closeEndsCommands(t *testing.T, h host) {
+	e := h.start(t, nil)
 	r, w := io.Pipe()
 	ended := make(chan error)
 	go func() {
@@ -287,8 +400,8 @@ func TestCloseEndsCommands(t *testing.T) {
 }
 
 // The Spec's timeout is the maximum lifetime.
-func TestTimeoutEndsTheEnvironment(t *testing.T) {
-	e := start(t, func(s *sandbox.Spec) { s.Timeout = 500 * time.Millisecond })
+func timeoutEndsTheEnvironment(t *testing.T, h host) {
+	e := h.start(t, func(s *sandbox.Spec) { s.Timeout = 500 * time.Millisecond })
 	_, err := e.Exec(t.Context(), command("sleep 1000"), sandbox.Stdio{}, nil)
 	if !errors.Is(err, environment.ErrEnded) {
 		t.Errorf("got %v, want ErrEnded", err)
@@ -300,25 +413,24 @@ func TestTimeoutEndsTheEnvironment(t *testing.T) {
 }
 
 // A command that stops the agent does not keep the environment beyond its end, by its timeout or by Close.
-func TestStoppedAgentDoesNotDelayTheEnd(t *testing.T) {
+func stoppedAgentDoesNotDelayTheEnd(t *testing.T, h host) {
 	for name, change := range map[string]func(*sandbox.Spec){
 		"timeout": func(s *sandbox.Spec) { s.Timeout = 5 * time.Second },
 		"close":   nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := start(t, change)
-			r, w := io.Pipe()
+			e, root := h.startIn(t, change)
 			ended := make(chan error, 1)
 			go func() {
-				script := "kill -STOP $PPID; echo stopped; sleep 1000"
-				_, err := e.Exec(context.Background(), command(script), sandbox.Stdio{Stdout: w}, nil)
-				w.CloseWithError(err)
+				script := "kill -STOP $PPID; echo > /scratch/stopped; sleep 1000"
+				_, err := e.Exec(context.Background(), command(script), sandbox.Stdio{}, nil)
 				ended <- err
 			}()
-			if _, err := r.Read(make([]byte, 8)); err != nil {
-				t.Fatal(err)
-			}
+			must.Hold(t, "the command stops the agent", func() bool {
+				_, err := root.Stat("scratch/stopped")
+				return err == nil
+			})
 			if change == nil {
 				if _, err := e.Close(context.Background()); err != nil {
 					t.Error(err)
@@ -333,8 +445,8 @@ func TestStoppedAgentDoesNotDelayTheEnd(t *testing.T) {
 }
 
 // A process in the background gets SIGTERM and time to end. One that ignores it, in a session of its own, is killed.
-func TestCloseEndsBackgroundProcesses(t *testing.T) {
-	e, root := startIn(t, nil)
+func closeEndsBackgroundProcesses(t *testing.T, h host) {
+	e, root := h.startIn(t, nil)
 	stdin, held, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +464,8 @@ cat /scratch/ready`
 		t.Fatalf("got %d %v, want 0", code, err)
 	}
 	stdin.Close()
-	if _, err := held.WriteString("x"); err != nil {
+	passed := !h.relayed // otherwise a command's stdin ends with it
+	if _, err := held.WriteString("x"); passed && err != nil {
 		t.Errorf("the process does not have its stdin: %v", err)
 	}
 	if _, err := e.Close(t.Context()); err != nil {
@@ -361,13 +474,13 @@ cat /scratch/ready`
 	if text, err := root.ReadFile("scratch/saved"); err != nil || string(text) != "done\n" {
 		t.Errorf("the process in the background left %q, %v; want what it writes after SIGTERM", text, err)
 	}
-	if _, err := held.WriteString("x"); !errors.Is(err, syscall.EPIPE) {
+	if _, err := held.WriteString("x"); passed && !errors.Is(err, syscall.EPIPE) {
 		t.Errorf("writing to the stdin of the other process: got %v, want EPIPE since it was killed", err)
 	}
 }
 
-func TestManyCommandsAtOnce(t *testing.T) {
-	e := start(t, nil)
+func manyCommandsAtOnce(t *testing.T, h host) {
+	e := h.start(t, nil)
 	const n = 20
 	got := make(chan string, n)
 	for range n {
@@ -388,8 +501,8 @@ func TestManyCommandsAtOnce(t *testing.T) {
 }
 
 // A command can take over the agent's protocol only for its own environment. Killing it ends the environment.
-func TestKilledAgentEndsTheEnvironment(t *testing.T) {
-	e := start(t, nil)
+func killedAgentEndsTheEnvironment(t *testing.T, h host) {
+	e := h.start(t, nil)
 	_, err := e.Exec(t.Context(), command("kill -9 $PPID; sleep 1000"), sandbox.Stdio{}, nil)
 	if !errors.Is(err, environment.ErrEnded) {
 		t.Errorf("got %v, want ErrEnded", err)
@@ -397,15 +510,12 @@ func TestKilledAgentEndsTheEnvironment(t *testing.T) {
 }
 
 func TestWrongProgramIsExplained(t *testing.T) {
-	b := namespace.New(namespace.Config{})
-	defer b.Close()
-	if _, err := b.Probe(t.Context()); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
-	_, err := environment.Start(t.Context(), func(context.Context, sandbox.Stdio) (*sandbox.Result, error) {
-		return &sandbox.Result{ExitCode: 127}, nil
-	})
-	if err == nil || !strings.Contains(err.Error(), "exit code 127") {
-		t.Errorf("got %v, want exit code 127", err)
+	for _, kernel := range []string{"", "another"} {
+		_, err := environment.Start(t.Context(), &sandbox.Features{Kernel: kernel}, func(context.Context, sandbox.Stdio) (*sandbox.Result, error) {
+			return &sandbox.Result{ExitCode: 127}, nil
+		})
+		if err == nil || !strings.Contains(err.Error(), "exit code 127") {
+			t.Errorf("kernel %q: got %v, want exit code 127", kernel, err)
+		}
 	}
 }

@@ -18,7 +18,9 @@ type Environment struct{}
 var errSystem = fmt.Errorf("%w: environments need Linux", sandbox.ErrUnsupported)
 
 // Start returns ErrUnsupported.
-func Start(context.Context, func(context.Context, sandbox.Stdio) (*sandbox.Result, error)) (*Environment, error) {
+func Start(
+	context.Context, *sandbox.Features, func(context.Context, sandbox.Stdio) (*sandbox.Result, error),
+) (*Environment, error) {
 	return nil, errSystem
 }
 

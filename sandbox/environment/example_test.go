@@ -18,7 +18,8 @@ func ExampleStart() {
 	ctx := context.Background()
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
-	if _, err := b.Probe(ctx); err != nil {
+	features, err := b.Probe(ctx)
+	if err != nil {
 		fmt.Println("kept") // without namespaces nothing can run
 		return
 	}
@@ -44,7 +45,7 @@ func ExampleStart() {
 	}
 	defer files.Close()
 	spec.Workspace = files.Name()
-	e, err := environment.Start(ctx, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
+	e, err := environment.Start(ctx, &features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
 		return b.Run(ctx, spec, std)
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,6 +21,7 @@ import (
 type streams struct {
 	theirs  []int      // sent to the agent, then closed
 	ours    []*os.File // the reading ends of stdout and stderr
+	joined  bool       // they are one
 	copying sync.WaitGroup
 	mu      sync.Mutex
 	err     error
@@ -34,6 +36,9 @@ func (e *Environment) open(std sandbox.Stdio) (_ *streams, err error) {
 		}
 	}()
 	if std.Terminal != nil {
+		if e.relayed {
+			return nil, fmt.Errorf("%w: this sandbox cannot have terminals, since it has a kernel of its own", sandbox.ErrUnsupported)
+		}
 		if err := s.add(std.Terminal); err != nil {
 			return nil, err
 		}
@@ -58,7 +63,7 @@ func (e *Environment) open(std sandbox.Stdio) (_ *streams, err error) {
 			if err != nil {
 				return nil, fmt.Errorf("output pipe: %w", err)
 			}
-			s.theirs = append(s.theirs, fd)
+			s.theirs, s.joined = append(s.theirs, fd), true
 			continue
 		}
 		var pipe [2]int
@@ -82,15 +87,10 @@ func same(a, b io.Writer) bool {
 	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
-// add adds a copy of a descriptor.
+// add adds a copy of a descriptor, which blocks, as programs expect.
 func (s *streams) add(f *os.File) error {
-	conn, err := f.SyscallConn()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return err
-	}
-	var fd int
-	control := conn.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) })
-	if err := errors.Join(control, err); err != nil {
 		return fmt.Errorf("stream: %w", err)
 	}
 	s.theirs = append(s.theirs, fd)
@@ -132,11 +132,7 @@ func (s *streams) close() {
 // copy copies an output to its writer until the command and its children have closed it or, after drain, until nothing
 // is left in the pipe.
 func (s *streams) copy(w io.Writer, r *os.File) {
-	_, err := io.Copy(w, struct{ io.Reader }{r}) // without ReadFrom, so that a deadline applies to r only
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = drain(w, r)
-	}
-	r.Close() // later writers get SIGPIPE instead of waiting forever
+	err := wire.CopyOutput(w, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err = errors.Join(s.err, err)
@@ -166,41 +162,6 @@ func (s *streams) drain(ctx context.Context) error {
 	defer s.mu.Unlock()
 	if s.err != nil {
 		return fmt.Errorf("copy the command's output: %w", s.err)
-	}
-	return nil
-}
-
-// maxPipe is the maximum size of a pipe (F_SETPIPE_SZ) for users without privileges.
-const maxPipe = 1 << 20
-
-// drain copies what is in a pipe.
-func drain(w io.Writer, r *os.File) error {
-	if err := r.SetReadDeadline(time.Time{}); err != nil {
-		return err
-	}
-	conn, err := r.SyscallConn()
-	if err != nil {
-		return err
-	}
-	b := make([]byte, 32<<10)
-	for total := 0; total < maxPipe; {
-		n := 0
-		waited := conn.Read(func(fd uintptr) bool {
-			n, err = unix.Read(int(fd), b)
-			return true
-		})
-		switch {
-		case waited != nil:
-			return waited
-		case err == unix.EINTR:
-			continue
-		case err == unix.EAGAIN, n <= 0:
-			return nil
-		}
-		if _, err := w.Write(b[:n]); err != nil {
-			return err
-		}
-		total += n
 	}
 	return nil
 }

@@ -76,17 +76,34 @@ import (
 //	commit DIR               make a directory a Git repository with one commit, $COMMIT
 //	empty DIR                check that a directory is empty
 //	needs WHAT               skip the story where the machine lacks the sandbox, its records of lookups, root or a tool
+//
+// A line that begins with [full] is for --sandbox full only.
 func TestScripts(t *testing.T) {
+	tell(t, "full", "testdata/script")
+}
+
+// TestSandboxes runs the stories of long-lived sandboxes on other backends.
+func TestSandboxes(t *testing.T) {
+	for _, backend := range []string{"gvisor"} {
+		t.Run(backend, func(t *testing.T) {
+			tell(t, backend, "", "testdata/script/sandbox.txtar", "testdata/script/sandbox_ends.txtar")
+		})
+	}
+}
+
+// tell runs the stories in dir, or in files. The backend is $SANDBOX, and a condition of lines.
+func tell(t *testing.T, backend, dir string, files ...string) {
 	root := must.Get(filepath.Abs("../.."))(t)
 	path := built.Path(t)
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script",
+		Dir: dir, Files: files,
+		Condition: func(name string) (bool, error) { return name == backend, nil },
 		Setup: func(env *testscript.Env) error {
 			s := &story{TB: env.T().(testing.TB), work: env.WorkDir, nodes: map[string]*node{}, flights: map[string]*flight{}}
 			env.Values[storyKey{}] = s
 			env.Defer(s.close)
 			for name, value := range map[string]string{
-				"ROOT": root, "ESC": "\x1b", "INSTANCE": "main", "HOME": filepath.Join(env.WorkDir, "home"),
+				"ROOT": root, "SANDBOX": backend, "ESC": "\x1b", "INSTANCE": "main", "HOME": filepath.Join(env.WorkDir, "home"),
 				"PATH": filepath.Dir(path) + ":" + os.Getenv("PATH"),
 			} {
 				env.Setenv(name, value)
@@ -284,7 +301,7 @@ func (s *story) commit(args []string) error {
 
 func (s *story) needs(args []string) error {
 	switch what := args[0]; {
-	case what == "sandbox":
+	case what == "sandbox", what == "full":
 		confined(s)
 	case what == "lookups":
 		confined(s)

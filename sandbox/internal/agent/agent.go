@@ -6,6 +6,9 @@
 // Its stdin is a Unix socket of packets. It receives Requests, those that start a command with the command's streams as
 // descriptors, and sends Replies. Commands have the agent's user and could forge its replies, so its peer trusts these
 // no more than the commands.
+//
+// Descriptors cannot be passed to another kernel. There, stdin and stdout of the agent are one side of a wire, which
+// carries Requests, Replies and the streams. The other side is a Relay, which takes the place of the agent at the socket.
 package agent
 
 import "encoding/json"
@@ -28,7 +31,12 @@ type Request struct {
 	Dir string `json:",omitempty"`
 	// Terminal means that the only descriptor is the command's controlling terminal, instead of three streams.
 	Terminal bool `json:",omitempty"`
+	// Joined means that stdout and stderr are one stream, whose two descriptors are copies.
+	Joined bool `json:",omitempty"`
 }
+
+// port returns the number of the port of a command's stream on a wire: stdin is 0, stdout is 1, stderr is 2.
+func port(id uint64, stream int) uint64 { return 3*id + uint64(stream) }
 
 // A Reply without an ID reports that the agent is ready; its descriptor is a file that the agent has made, whose owner
 // is the user of all commands. Others report that a command ended.

@@ -37,9 +37,12 @@ const grace = 3 * time.Second
 
 // A server starts commands and waits for them.
 type server struct {
+	reply func(Reply) error
+
 	mu      sync.Mutex
 	running map[uint64]int // process IDs of commands that were not reaped
-	idle    *sync.Cond     // running is empty
+	active  int            // commands whose end was not reported
+	idle    *sync.Cond     // active is 0
 }
 
 // serve handles requests until the peer closes the socket. Then it ends all processes.
@@ -52,13 +55,27 @@ func serve() error {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGHUP, unix.SIGINT)
 	s := &server{running: map[uint64]int{}}
 	s.idle = sync.NewCond(&s.mu)
-	if err := s.ready(); err != nil {
+	var err error
+	if _, notSocket := unix.GetsockoptInt(0, unix.SOL_SOCKET, unix.SO_TYPE); notSocket != nil {
+		err = s.serveWire()
+	} else {
+		err = s.servePackets()
+	}
+	if err == nil {
+		s.terminate()
+	}
+	return err
+}
+
+// servePackets handles requests from a socket.
+func (s *server) servePackets() error {
+	s.reply = func(r Reply) error { return zygote.Send(0, Encode(r)) }
+	if err := sendReady(0); err != nil {
 		return err
 	}
 	for {
 		packet, fds, err := zygote.Receive(0)
 		if errors.Is(err, os.ErrClosed) {
-			s.terminate()
 			return nil
 		}
 		if err != nil {
@@ -89,7 +106,7 @@ func (s *server) terminate() {
 	timer := time.AfterFunc(grace, func() { syscall.Exit(0) })
 	defer timer.Stop()
 	s.mu.Lock()
-	for len(s.running) > 0 {
+	for s.active > 0 {
 		s.idle.Wait()
 	}
 	s.mu.Unlock()
@@ -131,6 +148,7 @@ func (s *server) start(r *Request, fds []int) error {
 		pid, err := syscall.ForkExec(program, r.Args, &syscall.ProcAttr{Dir: r.Dir, Env: env, Files: files, Sys: sys})
 		if err == nil {
 			s.running[r.ID] = pid
+			s.active++
 			go s.wait(r.ID, pid)
 			return nil
 		}
@@ -152,9 +170,6 @@ func (s *server) wait(id uint64, pid int) {
 			break
 		}
 	}
-	if len(s.running) == 0 {
-		s.idle.Broadcast()
-	}
 	s.mu.Unlock()
 	code := status.ExitStatus()
 	if status.Signaled() {
@@ -162,6 +177,11 @@ func (s *server) wait(id uint64, pid int) {
 	}
 	if err := s.reply(Reply{ID: id, Code: code}); err != nil {
 		syscall.Exit(1) // nobody would learn of the end of any command
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active--; s.active == 0 {
+		s.idle.Broadcast()
 	}
 }
 
@@ -212,14 +232,12 @@ func merge(env, changes []string) []string {
 	return slices.Sorted(maps.Values(all))
 }
 
-func (s *server) reply(r Reply) error { return zygote.Send(0, Encode(r)) }
-
-// ready reports that the agent is ready.
-func (s *server) ready() error {
+// sendReady reports on a socket that the agent is ready.
+func sendReady(sock int) error {
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		return err
 	}
 	defer closeAll(pipe[:])
-	return zygote.Send(0, Encode(Reply{}), pipe[0])
+	return zygote.Send(sock, Encode(Reply{}), pipe[0])
 }

@@ -143,7 +143,7 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 // NamespaceConfig is BackendConfig for commands that support namespaces only.
 func (c *Flags) NamespaceConfig() (namespace.Config, error) {
 	if c.named() {
-		return namespace.Config{}, exit.New(exit.Usage, fmt.Errorf("--sandbox %s: this command needs full or namespaces; serve, join, run and repro support it", c.Tier))
+		return namespace.Config{}, exit.New(exit.Usage, fmt.Errorf("--sandbox %s: this command needs full or namespaces; serve, join, run, repro and sandbox create support it", c.Tier))
 	}
 	return c.BackendConfig()
 }

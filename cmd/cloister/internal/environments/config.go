@@ -47,7 +47,7 @@ func (c *Config) Check() error {
 			return err
 		}
 	}
-	if _, err := c.Sandbox.NamespaceConfig(); err != nil {
+	if _, err := c.Sandbox.BackendConfig(); err != nil {
 		return err
 	}
 	c.Timeout = c.Lifetime

@@ -43,6 +43,7 @@ type State struct {
 	Name    string    `json:"name"`
 	Running bool      `json:"running"`
 	Created time.Time `json:"created"`
+	Sandbox string    `json:"sandbox"` // the value of --sandbox
 	// Root is the image or directory that is the root file system, "" for the host's toolchain.
 	Root string `json:"root,omitempty"`
 	Tier string `json:"tier"` // of the isolation

@@ -52,7 +52,7 @@ type supervisor struct {
 // and closes it.
 func (c *Config) supervise(ctx context.Context, dir string, ready func(*State) error) error {
 	s := &supervisor{config: c, dir: dir, ended: make(chan struct{}), state: State{
-		Name: filepath.Base(dir), Root: c.RootName(), PID: os.Getpid(), IdleTimeout: c.IdleTimeout.Seconds(),
+		Name: filepath.Base(dir), Sandbox: c.Sandbox.Tier, Root: c.RootName(), PID: os.Getpid(), IdleTimeout: c.IdleTimeout.Seconds(),
 	}}
 	var err error
 	if s.log, err = openLog(filepath.Join(dir, logFile)); err != nil {
@@ -119,7 +119,7 @@ func (s *supervisor) start(ctx context.Context) (err error) {
 		return err
 	}
 	s.state.Tier = s.worker.Features.Tier
-	s.env, err = environment.Start(ctx, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
+	s.env, err = environment.Start(ctx, &s.worker.Features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
 		t := *s.task
 		t.Stdin, t.Stdout, t.Stderr, t.Queued = std.Stdin, std.Stdout, std.Stderr, time.Now()
 		out, err := s.worker.Local.Execute(ctx, &t, nil)
@@ -292,7 +292,7 @@ func (s *supervisor) exec(conn *net.UnixConn, r *request, files []*os.File) *rep
 		return &reply{Error: s.state.Reason, Ended: true}
 	}
 	switch {
-	case errors.Is(err, sandbox.ErrSpec):
+	case errors.Is(err, sandbox.ErrSpec), errors.Is(err, sandbox.ErrUnsupported):
 		return &reply{Code: exit.Usage, Error: err.Error()}
 	case err != nil:
 		return &reply{Code: exit.Internal, Error: err.Error()}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"golang.org/x/sys/unix"
+)
+
+// A relay takes the place of an agent at a socket.
+type relay struct {
+	sock int
+	wire *wire.Wire
+
+	mu    sync.Mutex
+	calls map[uint64]*remote // commands without a reply
+	ended bool               // the socket is about to be closed
+	last  sync.WaitGroup     // replies that wait for the command's output
+}
+
+// A remote is the streams of a command of another kernel.
+type remote struct {
+	wake    *os.File // ends the copying of stdin when it is closed
+	stdin   *wire.Port
+	outputs []*wire.Port
+	serving sync.WaitGroup
+}
+
+// Relay passes what it receives from sock, as an agent would, on to the agent whose stdout is in and whose stdin is out,
+// and its replies back. When sock is shut down, it closes out, which ends the agent. It returns at the end of in, with an
+// error if what it read is invalid. The caller closes sock.
+func Relay(sock int, in io.Reader, out io.WriteCloser) error {
+	r := &relay{sock: sock, wire: wire.New(out), calls: map[uint64]*remote{}}
+	requests := make(chan error, 1)
+	go func() {
+		requests <- r.serve()
+		out.Close()
+	}()
+	err := r.wire.Serve(in, r.message)
+	out.Close()
+	r.end()
+	if err == io.EOF {
+		err = nil
+	}
+	return errors.Join(err, <-requests)
+}
+
+// serve passes requests on until the socket is shut down.
+func (r *relay) serve() error {
+	for {
+		packet, fds, err := zygote.Receive(r.sock)
+		if errors.Is(err, os.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var q Request
+		if err := json.Unmarshal(packet, &q); err != nil || q.Signal == 0 && len(fds) != 3 {
+			closeAll(fds)
+			return fmt.Errorf("request with %d descriptors: %w", len(fds), err)
+		}
+		if q.Signal != 0 {
+			if err := r.wire.Message(packet); err != nil {
+				return nil //nolint:nilerr // the agent has ended
+			}
+			continue
+		}
+		if err := r.start(&q, packet, fds); err != nil {
+			return err
+		}
+	}
+}
+
+// start passes the request of a command on, and copies its streams.
+func (r *relay) start(q *Request, packet []byte, fds []int) error {
+	read, wake, err := os.Pipe()
+	if err != nil {
+		closeAll(fds)
+		return err
+	}
+	c := &remote{wake: wake, stdin: r.wire.Open(port(q.ID, 0))}
+	if q.Joined {
+		unix.Close(fds[2])
+		fds = fds[:2]
+	}
+	for i, fd := range fds[1:] {
+		p := r.wire.Open(port(q.ID, i+1))
+		c.outputs = append(c.outputs, p)
+		c.serving.Go(func() {
+			to := os.NewFile(uintptr(fd), "output")
+			_ = p.Deliver(to) // its reader may be gone
+			to.Close()
+		})
+	}
+	sent := make(chan struct{})
+	c.serving.Go(func() {
+		<-sent
+		wire.CopyInput(c.stdin, fds[0], read)
+		_ = c.stdin.End() // the agent may have ended
+		read.Close()
+		unix.Close(fds[0])
+	})
+	r.mu.Lock()
+	if r.calls == nil {
+		go c.end()
+	} else {
+		r.calls[q.ID] = c
+	}
+	r.mu.Unlock()
+	_ = r.wire.Message(packet) // likewise
+	close(sent)
+	return nil
+}
+
+// message handles a message of the agent, which is not trusted: a reply that nobody waits for is dropped.
+func (r *relay) message(b []byte) error {
+	var reply Reply
+	if err := json.Unmarshal(b, &reply); err != nil {
+		return fmt.Errorf("reply: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if reply.ID == 0 {
+		return sendReady(r.sock)
+	}
+	c := r.calls[reply.ID]
+	if c == nil {
+		return nil
+	}
+	delete(r.calls, reply.ID)
+	r.last.Go(func() {
+		c.end()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if !r.ended {
+			_ = zygote.Send(r.sock, Encode(reply)) // nobody may wait for it
+		}
+	})
+	return nil
+}
+
+// end ends the streams once everything that has arrived is written.
+func (c *remote) end() {
+	c.wake.Close()
+	c.stdin.Close()
+	for _, p := range c.outputs {
+		p.Finish()
+	}
+	c.serving.Wait()
+	for _, p := range c.outputs {
+		p.Close()
+	}
+}
+
+// lastTime is the time for the readers of commands to take the rest of the output when the agent has ended.
+const lastTime = time.Second
+
+// end ends all calls, and the use of the socket.
+func (r *relay) end() {
+	r.mu.Lock()
+	for _, c := range r.calls {
+		r.last.Go(c.end)
+	}
+	r.calls = nil
+	r.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		r.last.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(lastTime): // a reader may block
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	_ = unix.Shutdown(r.sock, unix.SHUT_RDWR)
+}

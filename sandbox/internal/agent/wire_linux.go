@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
+)
+
+// serveWire handles requests from a wire.
+func (s *server) serveWire() error {
+	w := wire.New(os.Stdout)
+	var mu sync.Mutex
+	calls := map[uint64]*local{}
+	s.reply = func(r Reply) error {
+		mu.Lock()
+		c := calls[r.ID]
+		delete(calls, r.ID)
+		mu.Unlock()
+		if c != nil {
+			c.end()
+		}
+		return w.Message(Encode(r))
+	}
+	if err := s.reply(Reply{}); err != nil {
+		return err
+	}
+	err := w.Serve(os.Stdin, func(b []byte) error {
+		var r Request
+		if err := json.Unmarshal(b, &r); err != nil {
+			return fmt.Errorf("request: %w", err)
+		}
+		if r.Signal != 0 {
+			s.signal(&r)
+			return nil
+		}
+		c, theirs, err := openLocal(w, &r)
+		if err != nil {
+			return err
+		}
+		defer closeFiles(theirs)
+		mu.Lock()
+		calls[r.ID] = c
+		mu.Unlock()
+		var fds []int
+		for _, f := range theirs {
+			fds = append(fds, int(f.Fd())) // blocking, as programs expect
+		}
+		return s.start(&r, fds)
+	})
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// A local is the streams of a command in the agent's kernel.
+type local struct {
+	ports   []*wire.Port
+	stdin   *os.File
+	outputs []*os.File
+	copying sync.WaitGroup // of outputs
+}
+
+// openLocal makes the pipes of a command and connects them with its ports. theirs are the command's ends.
+func openLocal(w *wire.Wire, r *Request) (c *local, theirs []*os.File, err error) {
+	var pipes [3][2]*os.File
+	for i := range pipes {
+		if pipes[i][0], pipes[i][1], err = os.Pipe(); err != nil {
+			for _, p := range pipes[:i] {
+				closeFiles(p[:])
+			}
+			return nil, nil, fmt.Errorf("pipe of a command: %w", err)
+		}
+	}
+	c = &local{stdin: pipes[0][1]}
+	in := w.Open(port(r.ID, 0))
+	go func() {
+		_ = in.Deliver(c.stdin) // the command may have closed it
+		c.stdin.Close()
+	}()
+	theirs, c.ports = []*os.File{pipes[0][0]}, []*wire.Port{in}
+	for i := 1; i < len(pipes); i++ {
+		if i == 2 && r.Joined {
+			closeFiles(pipes[i][:])
+			theirs = append(theirs, theirs[1])
+			break
+		}
+		out, from := w.Open(port(r.ID, i)), pipes[i][0]
+		c.ports, c.outputs, theirs = append(c.ports, out), append(c.outputs, from), append(theirs, pipes[i][1])
+		c.copying.Go(func() { _ = wire.CopyOutput(out, from) }) // nobody may want it any more
+	}
+	return c, theirs, nil
+}
+
+// end ends the streams once everything that the command has written is sent.
+func (c *local) end() {
+	for _, r := range c.outputs {
+		_ = r.SetReadDeadline(time.Unix(1, 0)) // it may be closed
+	}
+	c.copying.Wait()
+	for _, p := range c.ports {
+		p.Close()
+	}
+	c.stdin.Close()
+}
