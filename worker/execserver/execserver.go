@@ -13,6 +13,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
@@ -50,7 +51,8 @@ type Config struct {
 	Caller func(context.Context) string
 	// Worker names this server in messages about actions that no worker has had; it may be empty.
 	Worker string
-	// KeepaliveInterval limits the silence on a stream; the default is 20 seconds.
+	// KeepaliveInterval limits the silence on a stream; the default is 20 seconds. From 20,000 streams on it grows with
+	// their number, up to two and a half times: many waiting clients must not keep the server busy.
 	KeepaliveInterval time.Duration
 	// Log receives defects; nil discards them.
 	Log *slog.Logger
@@ -105,6 +107,7 @@ func Capabilities() *repb.ExecutionCapabilities {
 type server struct {
 	repb.UnimplementedExecutionServer
 	Config
+	streams atomic.Int64 // those that follow an operation
 }
 
 type stream = grpc.ServerStreamingServer[longrunningpb.Operation]
@@ -198,8 +201,10 @@ type client struct {
 }
 
 // follow sends first, if it is not nil, and then each later state of o, including the last. It repeats the state after
-// KeepaliveInterval (rule 91). A client that hangs up ends only its own call (rule 93).
+// Config.KeepaliveInterval (rule 91). A client that hangs up ends only its own call (rule 93).
 func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err error) {
+	s.streams.Add(1)
+	defer s.streams.Add(-1)
 	leave := o.Follow()
 	defer func() { leave(c.cancelled(err)) }()
 	seen := 0
@@ -210,7 +215,7 @@ func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err e
 		}
 	}
 	for {
-		ctx, cancel := context.WithTimeout(c.Context(), s.KeepaliveInterval)
+		ctx, cancel := context.WithTimeout(c.Context(), s.silence())
 		// An error means that ctx has ended: the client has left, or the state is to be repeated.
 		state, version, _ := o.Wait(ctx, seen)
 		cancel()
@@ -222,6 +227,15 @@ func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err e
 		}
 		seen = version
 	}
+}
+
+// silence returns the time after which a stream repeats its state.
+func (s *server) silence() time.Duration {
+	const (
+		few     = 20_000 // streams that repeat at KeepaliveInterval
+		longest = 2.5    // times KeepaliveInterval: 50 seconds, as many proxies end a stream after a minute
+	)
+	return time.Duration(float64(s.KeepaliveInterval) * min(max(1, float64(s.streams.Load())/few), longest))
 }
 
 // cancelled reports whether err, with which a call ends, means that the client has cancelled it, as opposed to a

@@ -36,6 +36,7 @@ func (q *Queue) setBackground(o *Operation, background bool) {
 		return
 	}
 	q.background++
+	q.left = append(q.left, departure{o, o.unwatched})
 	q.yieldLater(j)
 }
 
@@ -48,19 +49,14 @@ func (q *Queue) yieldLater(j *job) {
 		if !q.unwanted[j] || !q.mayYield(j) {
 			return
 		}
-		waiting, yielding := 0, 0
+		waiting := 0
 		for _, b := range q.ready.Buckets() {
 			if n := b.Foreground(); n > 0 && q.mayTake(j.run.slot.worker, b.Peek()) {
 				waiting += n
 			}
 		}
-		for u := range q.unwanted {
-			if u.run.yielding {
-				yielding++
-			}
-		}
 		switch {
-		case waiting > yielding:
+		case waiting > q.yielding:
 			q.yield(j)
 		case waiting > 0:
 			q.yieldLater(j) // those that yield may be slots for other jobs
@@ -70,7 +66,7 @@ func (q *Queue) yieldLater(j *job) {
 
 // noteUnwanted updates q.unwanted after a change of j.
 func (q *Queue) noteUnwanted(j *job) {
-	if j.run != nil && !j.run.over && !j.wanted() {
+	if j.run != nil && !j.run.over && !j.run.yielding && !j.wanted() {
 		q.unwanted[j] = true
 	} else {
 		delete(q.unwanted, j)
@@ -98,27 +94,44 @@ func (q *Queue) mayYield(j *job) bool {
 			return false
 		}
 	}
-	return !j.run.yielding
+	return true
 }
 
 // yield ends the run of an unwanted job, which then waits again.
 func (q *Queue) yield(j *job) {
 	j.run.yielding = true
+	q.yielding++
+	delete(q.unwanted, j)
 	j.cancel()
 }
 
-// dropBackground cancels the oldest operation without a client, to make room for another. It reports whether it
-// found one.
+// A departure is that of the last client of an operation.
+type departure struct {
+	of *Operation
+	at time.Time // Operation.unwatched, unless a client has come since
+}
+
+// dropBackground cancels the operation that has been without a client for the longest time, to make room for another. It
+// reports whether it found one.
 func (q *Queue) dropBackground() bool {
-	if q.background == 0 {
+	q.trimLeft()
+	if len(q.left) == 0 {
 		return false
 	}
-	for _, o := range q.listed.ops {
-		if o != nil && o.job != nil && o.entry.Flow.Background {
-			q.leave(o, fault(worker.FaultCancelled,
-				"cancelled: the queue is full, and no client waited for the operation; execute the action again"))
-			return true
+	q.leave(q.left[0].of, fault(worker.FaultCancelled,
+		"cancelled: the queue is full, and no client waited for the operation; execute the action again"))
+	return true
+}
+
+// trimLeft removes departures until the first is that of an operation that waits without a client. Each is visited
+// once, however many operations there are.
+func (q *Queue) trimLeft() {
+	for len(q.left) > 0 {
+		d := q.left[0]
+		if d.of.job != nil && d.of.entry.Flow.Background && d.of.unwatched.Equal(d.at) {
+			return
 		}
+		q.left[0] = departure{} // release it to the garbage collector
+		q.left = q.left[1:]
 	}
-	return false
 }

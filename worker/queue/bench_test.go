@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/must"
@@ -105,6 +106,65 @@ func BenchmarkLeave(b *testing.B) {
 				b.StartTimer()
 			}
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*slots*workers/10), "us/slot")
+		})
+	}
+}
+
+// BenchmarkFull submits actions to a full queue of abandoned ones, as a client does that comes back after its connection
+// broke.
+func BenchmarkFull(b *testing.B) {
+	for _, n := range []int{25_000, 50_000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				q, err := queue.New(queue.Config{Head: true, MaxLive: n, MaxRetained: 10})
+				must.Succeed(b, err)
+				for i := range n {
+					must.Get(q.Submit(numbered(i)))(b).Follow()(false)
+				}
+				b.StartTimer()
+				for i := range n {
+					must.Get(q.Submit(numbered(n + i)))(b)
+				}
+				b.StopTimer()
+				q.Close()
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "us/action")
+		})
+	}
+}
+
+// BenchmarkYield lets the clients of all running actions leave while others wait for the slots.
+func BenchmarkYield(b *testing.B) {
+	for _, n := range []int{2_000, 4_000, 8_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				q, err := queue.New(queue.Config{Head: true, MaxLive: 1 << 30, CancelGrace: time.Nanosecond})
+				must.Succeed(b, err)
+				var leave []func(bool)
+				var runs []*queue.Run
+				for i := range n {
+					slot := must.Get(q.Join(queue.Offer{Worker: "w", Slot: fmt.Sprint(i)}))(b)
+					leave = append(leave, must.Get(q.Submit(numbered(i)))(b).Follow())
+					runs = append(runs, must.Get(slot.Take(b.Context()))(b))
+				}
+				for i := range n {
+					must.Get(q.Submit(numbered(n + i)))(b)
+				}
+				b.StartTimer()
+				for _, l := range leave {
+					l(false)
+				}
+				for _, r := range runs {
+					<-r.Cancelled()
+				}
+				b.StopTimer()
+				q.Close()
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "us/run")
 		})
 	}
 }

@@ -41,7 +41,7 @@ func TestPullHoldsNoSlot(t *testing.T) {
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
 		}
 		other := submit(t, q, "other", answer(nil, nil))
-		expect.Equal(t, q.Stats(), (queue.Stats{Queued: 3, Running: 1, Slots: 1}), "Stats")
+		expect.Equal(t, q.Stats(), (queue.Stats{Queued: 3, Running: 1, Slots: 1, Working: 1}), "Stats")
 		e.release("other")
 		wantRun(t, other, 1)
 		close(failed)

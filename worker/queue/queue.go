@@ -63,6 +63,9 @@ type Stats struct {
 	Oldest time.Time
 	// Slots counts local slots, except those for nested actions, and slots that have joined.
 	Slots int
+	// Working, Drained and Gone count workers, including this machine if it has slots: those that take actions, the
+	// drained ones, and those that are remembered after their last slot has left.
+	Working, Drained, Gone int
 	// Done counts completed operations; Cached and Failed those answered from the action cache and ended by a Fault.
 	Done, Cached, Failed int64
 	// Lost counts runs lost with their worker; Again those of them that were retried.
@@ -90,7 +93,9 @@ type Queue struct {
 	listed         opList                // the same, in order of arrival
 	live           int                   // operations that are not completed
 	background     int                   // those of them without a client
-	unwanted       map[*job]bool         // jobs with a run that no client waits for
+	left           []departure           // those of operations without a client, oldest first, and outdated ones
+	unwanted       map[*job]bool         // jobs with a run that no client waits for, and that does not yield yet
+	yielding       int                   // runs that are about to yield their slots
 	// Completed operations, oldest first: those whose action ran, and those answered without a run.
 	executed, answered []*Operation
 	retainedBytes      int64 // of both
@@ -213,9 +218,17 @@ func (q *Queue) Stats() Stats {
 		s.Oldest = t
 	}
 	for _, w := range q.workers {
-		if w.depth == 0 {
-			s.Slots += len(w.slots)
+		switch {
+		case w.depth > 0:
+			continue
+		case !w.left.IsZero():
+			s.Gone++
+		case w.drained != nil:
+			s.Drained++
+		default:
+			s.Working++
 		}
+		s.Slots += len(w.slots)
 	}
 	return s
 }
@@ -311,6 +324,7 @@ func (q *Queue) expire(now time.Time) {
 				"cancelled: no client waited for the operation for %v; execute the action again", q.cfg.Grace))
 		}
 	}
+	q.trimLeft()
 	q.forgetWorkers(now)
 	q.refuseUnmatched(now)
 	q.dropExpired(now)

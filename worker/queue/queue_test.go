@@ -862,7 +862,7 @@ func TestRule130_DrainCancelsTheRestWhenItsContextEnds(t *testing.T) {
 			wantFault(t, o, worker.FaultUnavailable)
 		}
 		wantCounts(t, e, 1, 1, 0)
-		expect.Equal(t, q.Stats(), (queue.Stats{Slots: 1, Done: 5, Failed: 5}), "Stats")
+		expect.Equal(t, q.Stats(), (queue.Stats{Slots: 1, Working: 1, Done: 5, Failed: 5}), "Stats")
 	})
 }
 
@@ -945,7 +945,7 @@ func TestPrepareAnswersWithoutASlot(t *testing.T) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { panic("defect") }
 		})
 		wantFault(t, broken, worker.FaultInternal)
-		expect.Equal(t, q.Stats(), (queue.Stats{Running: 1, Slots: 1, Done: 3, Cached: 1, Failed: 2}), "Stats")
+		expect.Equal(t, q.Stats(), (queue.Stats{Running: 1, Slots: 1, Working: 1, Done: 3, Cached: 1, Failed: 2}), "Stats")
 	})
 }
 

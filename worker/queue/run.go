@@ -150,6 +150,9 @@ func (q *Queue) release(r *Run) {
 	s.worker.seen = time.Now()
 	q.ready.Done(&r.job.item)
 	delete(q.unwanted, r.job)
+	if r.yielding {
+		q.yielding--
+	}
 }
 
 // A loss records how a run was lost.

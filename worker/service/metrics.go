@@ -73,13 +73,17 @@ func (m *metrics) lookups(l *lookups) {
 
 // queue registers the metrics of a queue.
 func (m *metrics) queue(work *queue.Queue) {
-	for _, state := range []string{"working", "drained", "gone"} {
-		m.add("cloister_workers", "Workers, including the slots of this server, by state: working, drained or recently gone.",
-			prometheus.Labels{"state": state}, func() float64 { return float64(countWorkers(work, state)) })
+	c := &queueMetrics{work: work}
+	states := map[string]func(queue.Stats) float64{
+		"working": func(s queue.Stats) float64 { return float64(s.Working) },
+		"drained": func(s queue.Stats) float64 { return float64(s.Drained) },
+		"gone":    func(s queue.Stats) float64 { return float64(s.Gone) },
 	}
-	add := func(name, help string, f func(queue.Stats) float64) {
-		m.add(name, help, nil, func() float64 { return f(work.Stats()) })
+	for state, f := range states {
+		c.add("cloister_workers", "Workers, including the slots of this server, by state: working, drained or recently gone.",
+			prometheus.Labels{"state": state}, f)
 	}
+	add := func(name, help string, f func(queue.Stats) float64) { c.add(name, help, nil, f) }
 	add("cloister_actions_queued", "Actions waiting for a slot.", func(s queue.Stats) float64 { return float64(s.Queued) })
 	add("cloister_actions_running", "Actions with a slot.", func(s queue.Stats) float64 { return float64(s.Running) })
 	add("cloister_actions_again_total", "Actions rerun after the loss of their worker.", func(s queue.Stats) float64 { return float64(s.Again) })
@@ -91,21 +95,42 @@ func (m *metrics) queue(work *queue.Queue) {
 		}
 		return max(time.Since(s.Oldest), 0).Seconds()
 	})
+	m.errs = append(m.errs, m.to.Register(c))
 }
 
-// countWorkers returns the number of workers in a state.
-func countWorkers(work *queue.Queue, state string) (n int) {
-	for _, w := range work.Workers() {
-		is := "working"
-		switch {
-		case !w.Left.IsZero():
-			is = "gone"
-		case !w.Drained.IsZero():
-			is = "drained"
-		}
-		if is == state {
-			n++
-		}
+// queueMetrics is the prometheus.Collector of a queue. It reads the queue once per scrape: on a busy server thousands of
+// calls wait for the queue's mutex, and a scrape must not join them for each metric.
+type queueMetrics struct {
+	work   *queue.Queue
+	values []queueMetric
+}
+
+type queueMetric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(queue.Stats) float64
+}
+
+// add adds a metric. A name that ends in _total is that of a counter.
+func (c *queueMetrics) add(name, help string, labels prometheus.Labels, of func(queue.Stats) float64) {
+	kind := prometheus.GaugeValue
+	if strings.HasSuffix(name, "_total") {
+		kind = prometheus.CounterValue
 	}
-	return n
+	c.values = append(c.values, queueMetric{prometheus.NewDesc(name, help, nil, labels), kind, of})
+}
+
+// Describe implements prometheus.Collector.
+func (c *queueMetrics) Describe(to chan<- *prometheus.Desc) {
+	for _, v := range c.values {
+		to <- v.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *queueMetrics) Collect(to chan<- prometheus.Metric) {
+	stats := c.work.Stats()
+	for _, v := range c.values {
+		to <- prometheus.MustNewConstMetric(v.desc, v.kind, v.of(stats))
+	}
 }

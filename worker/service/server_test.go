@@ -5,6 +5,9 @@ package service_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -14,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/service"
 	"github.com/prometheus/client_golang/prometheus"
@@ -119,5 +123,49 @@ func TestAnyRegistrarWillDo(t *testing.T) {
 	clients, workers := registrar{}, registrar{}
 	if err := errors.Join(s.Register(clients), s.RegisterWorkers(workers)); err != nil || len(clients) != 8 || len(workers) != 5 {
 		t.Errorf("got %d services for clients and %d for workers, %v, want 8 and 5", len(clients), len(workers), err)
+	}
+}
+
+// TestScrapeDoesNotVisitSlots: the cost of a scrape does not grow with the number of slots, and it counts the workers by
+// their states.
+func TestScrapeDoesNotVisitSlots(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	s := must.Get(service.NewServer(t.Context(), service.Config{
+		Worker: worker.Config{Name: "head", Instances: castest.Instances()}, Metrics: registry,
+	}))(t)
+	defer s.Close()
+	join := func(name string, slots int) (joined []*queue.Slot) {
+		for i := range slots {
+			joined = append(joined, must.Get(s.Queue().Join(queue.Offer{Worker: name, Slot: fmt.Sprint(i)}))(t))
+		}
+		return joined
+	}
+	scrape := func() uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		must.Get(registry.Gather())(t)
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	join("one", 1)
+	few := scrape()
+	join("many", 2000)
+	if many := scrape(); many > few+100<<10 {
+		t.Errorf("a scrape allocates %d bytes with 1 slot and %d with 2,001", few, many)
+	}
+	s.Queue().DrainWorker("many", "test")
+	for _, slot := range join("gone", 1) {
+		slot.Leave("test")
+	}
+	got := map[string]float64{}
+	for _, family := range must.Get(registry.Gather())(t) {
+		if family.GetName() == "cloister_workers" {
+			for _, m := range family.Metric {
+				got[m.Label[0].GetValue()] = m.GetGauge().GetValue()
+			}
+		}
+	}
+	if want := (map[string]float64{"working": 1, "drained": 1, "gone": 1}); !maps.Equal(got, want) {
+		t.Errorf("got workers %v, want %v", got, want)
 	}
 }
