@@ -67,7 +67,7 @@ type Config struct {
 	// returns nil, the blob is stored under f, and Instances should return an instance with f in Unstated from then on.
 	// An error is returned to the client; it reports that the instance uses another function for such requests.
 	// Unstated must not block.
-	Unstated func(instance string, f cas.Function) error
+	Unstated func(ctx context.Context, instance string, f cas.Function) error
 	// Rights reports whether the caller may execute actions and update results in an instance. GetCapabilities reports
 	// it (rules 5 and 6); no call is rejected because of it. Nil permits both.
 	Rights func(ctx context.Context, instance string) (execute, update bool)

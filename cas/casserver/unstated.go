@@ -67,7 +67,7 @@ func (c *Config) putAll(ctx context.Context, in *cas.Instance, f repb.DigestFunc
 		case errors.Is(errs[i], cas.ErrMismatch):
 			errs[i] = c.putAs(ctx, in, b, errs[i])
 		case errs[i] == nil && c.undecided(in, f, b.Digest):
-			errs[i] = c.Unstated(in.Name, b.Digest.Function())
+			errs[i] = c.Unstated(ctx, in.Name, b.Digest.Function())
 		}
 	}
 	return errs
@@ -79,7 +79,7 @@ func (c *Config) putAs(ctx context.Context, in *cas.Instance, b cas.Blob, mismat
 		if d.Function().Sum(b.Data) != d {
 			continue
 		}
-		if err := c.Unstated(in.Name, d.Function()); err != nil {
+		if err := c.Unstated(ctx, in.Name, d.Function()); err != nil {
 			return err
 		}
 		return in.Store.Put(ctx, d, bytes.NewReader(b.Data))

@@ -72,7 +72,7 @@ type learner struct {
 	refuses cas.Function
 }
 
-func (l *learner) report(_ string, f cas.Function) error {
+func (l *learner) report(_ context.Context, _ string, f cas.Function) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f == l.refuses {

@@ -83,7 +83,7 @@ func (s *byteStream) write(u *upload) (int64, error) {
 			if slices.Contains(in.Unstated, f) {
 				return nil
 			}
-			return s.Unstated(in.Name, f)
+			return s.Unstated(ctx, in.Name, f)
 		}}
 	}
 	switch {
@@ -117,7 +117,7 @@ func (s *byteStream) putMessage(ctx context.Context, in *cas.Instance, r resourc
 	case unstated && errors.Is(err, cas.ErrMismatch):
 		return s.putAs(ctx, in, cas.Blob{Digest: u.digest, Data: u.message.Data}, err)
 	case err == nil && s.undecided(in, r.function, u.digest):
-		return s.Unstated(in.Name, u.digest.Function())
+		return s.Unstated(ctx, in.Name, u.digest.Function())
 	}
 	return err
 }

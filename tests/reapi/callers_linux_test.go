@@ -3,13 +3,20 @@
 package reapi_test
 
 import (
+	"context"
+	"fmt"
+	"net"
 	"path/filepath"
 	"testing"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -54,4 +61,35 @@ func TestSilentUploadEnds(t *testing.T) {
 	c.put([]byte("a blob"))
 	stream := c.beginUploadAndWait("text")
 	c.wantCode("a silent upload", stream.RecvMsg(&bspb.WriteResponse{}), codes.Unavailable)
+}
+
+// TestLearnedFunctionsOfOneCallerAreLimited: a caller that teaches a digest function to many instances leaves room for
+// the others.
+func TestLearnedFunctionsOfOneCallerAreLimited(t *testing.T) {
+	t.Parallel()
+	c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store")})
+	teach := func(conn *grpc.ClientConn, instance string) codes.Code {
+		data := []byte("a blob")
+		r, err := repb.NewContentAddressableStorageClient(conn).BatchUpdateBlobs(c.Context(), &repb.BatchUpdateBlobsRequest{
+			InstanceName: instance,
+			Requests:     []*repb.BatchUpdateBlobsRequest_Request{{Digest: cas.BLAKE3.Sum(data).Proto(), Data: data}},
+		})
+		must.Succeed(c, err)
+		return codes.Code(r.Responses[0].Status.GetCode())
+	}
+	for i := range 1000 {
+		expect.Equal(c, teach(c.conn, fmt.Sprint("mine-", i)), codes.OK, "instance %d", i)
+	}
+	expect.Equal(c, teach(c.conn, "one-more"), codes.InvalidArgument, "one more instance of the caller")
+	expect.Equal(c, teach(c.conn, "mine-7"), codes.OK, "a known instance")
+	neighbour := grpctest.Dial(c, "passthrough:///"+c.server.Addr, grpc.WithContextDialer(from("127.0.0.2")))
+	expect.Equal(c, teach(neighbour, "theirs"), codes.OK, "an instance of another caller")
+}
+
+// from returns a dialer with a local address.
+func from(address string) func(context.Context, string) (net.Conn, error) {
+	return func(ctx context.Context, server string) (net.Conn, error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+		return d.DialContext(ctx, "tcp", server)
+	}
 }

@@ -3,17 +3,23 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 )
 
-// maxLearned limits the instances whose functions are learned. Others keep their default functions.
-const maxLearned = 10_000
+// These limit the instances whose functions are learned, in all and from one caller, who must not use up those of the
+// others. Further instances keep their default functions.
+const (
+	maxLearned         = 10_000
+	maxLearnedByCaller = 1_000
+)
 
 // A functionTable knows the digest functions of requests that state none: those of the flag, or those that the first
 // upload to an instance matches. If an instance's clients use several functions, the flag and the defaults decide.
@@ -24,10 +30,12 @@ type functionTable struct {
 	mu sync.RWMutex
 	// learned has functions by instance, at most one for each length of hashes. Slices are replaced, not modified.
 	learned map[string][]cas.Function
+	// taught counts the instances of learned by the caller of the first upload.
+	taught map[string]int
 }
 
 func newFunctionTable(flag *flags.DigestFunctions, log *slog.Logger) *functionTable {
-	return &functionTable{flag: flag, log: log, learned: map[string][]cas.Function{}}
+	return &functionTable{flag: flag, log: log, learned: map[string][]cas.Function{}, taught: map[string]int{}}
 }
 
 // instances returns next with the functions of the flag and those learned.
@@ -51,19 +59,22 @@ func (t *functionTable) instances(next cas.Instances) cas.Instances {
 }
 
 // report implements casserver.Config.Unstated.
-func (t *functionTable) report(instance string, f cas.Function) error {
+func (t *functionTable) report(ctx context.Context, instance string, f cas.Function) error {
 	if set := t.flag.Of(instance); set != 0 && set.Size() == f.Size() {
 		return t.check(instance, set, f)
 	}
 	fallback := defaultFunction(f.Size())
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	learned := t.learned[instance]
+	learned, caller := t.learned[instance], quota.Caller(ctx)
 	i := slices.IndexFunc(learned, func(g cas.Function) bool { return g.Size() == f.Size() })
 	switch {
-	case i < 0 && len(t.learned) >= maxLearned && learned == nil:
+	case learned == nil && (len(t.learned) >= maxLearned || t.taught[caller] >= maxLearnedByCaller):
 		return t.check(instance, fallback, f)
 	case i < 0:
+		if learned == nil {
+			t.taught[caller]++
+		}
 		t.learned[instance] = append(slices.Clone(learned), f)
 		if f != fallback {
 			t.log.Info("clients that state no digest function do not use the default one",

@@ -3,9 +3,11 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
+	"google.golang.org/grpc/peer"
 )
 
 // Rule 19: the first upload without a digest function decides what such requests mean, until another client contradicts.
@@ -50,7 +53,7 @@ func TestFunctionsAreLearned(t *testing.T) {
 		{"set", cas.SHA256, false, cas.BLAKE3, 3, ""},
 		{"set", cas.GITSHA1, true, cas.GITSHA1, 4, ""},
 	} {
-		err := table.report(step.instance, step.f)
+		err := table.report(t.Context(), step.instance, step.f)
 		expect.Equal(t, err == nil, step.ok, "%+v: accepted, %v", step, err)
 		if err != nil && (!errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("--digest-function %s=%v", step.instance, step.f))) {
 			t.Errorf("%+v: got error %q, want ErrInvalid with the flag", step, err)
@@ -63,17 +66,20 @@ func TestFunctionsAreLearned(t *testing.T) {
 	expect.Equal(t, meant("c", cas.BLAKE3), cas.SHA256, "function in an instance without uploads")
 
 	// The advertised functions, which Bazel up to 6 compares with its own, stay as they are.
-	must.Succeed(t, table.report("d", cas.BLAKE3))
+	must.Succeed(t, table.report(t.Context(), "d", cas.BLAKE3))
 	expect.Equal(t, must.Get(instances("d"))(t).Serves()[0], cas.SHA256, "first function served")
 }
 
 func TestLearnedFunctionsAreLimited(t *testing.T) {
 	table := newFunctionTable(&flags.DigestFunctions{}, slog.New(slog.DiscardHandler))
-	for i := range maxLearned {
-		must.Succeed(t, table.report(fmt.Sprint(i), cas.BLAKE3))
+	from := func(i int) context.Context {
+		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.IPAddr{IP: net.IPv4(10, 0, 0, byte(i/maxLearnedByCaller))}})
 	}
-	expect.Error(t, table.report("another", cas.BLAKE3), cas.ErrInvalid, "one more instance")
-	expect.Error(t, table.report("another", cas.SHA256), nil, "one more instance with the default")
-	expect.Error(t, table.report("0", cas.GITSHA1), nil, "a known instance")
+	for i := range maxLearned {
+		must.Succeed(t, table.report(from(i), fmt.Sprint(i), cas.BLAKE3))
+	}
+	expect.Error(t, table.report(t.Context(), "another", cas.BLAKE3), cas.ErrInvalid, "one more instance")
+	expect.Error(t, table.report(t.Context(), "another", cas.SHA256), nil, "one more instance with the default")
+	expect.Error(t, table.report(t.Context(), "0", cas.GITSHA1), nil, "a known instance")
 	expect.Equal(t, len(table.learned), maxLearned, "instances")
 }
