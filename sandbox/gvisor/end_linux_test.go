@@ -292,8 +292,9 @@ func TestHostProcessesAreBounded(t *testing.T) {
 	}
 }
 
-// TestCommandStartsWhenItCanBeStopped: a command starts only when the worker has noted that, so that whoever stops a run
-// at its first output grants it time. The guest starts nothing before the first word, and takes the second for a stop.
+// TestCommandStartsWhenItCanBeStopped: a command starts only when the worker has noted that, so that a run that is
+// stopped at its first output gets its grace period. The guest starts nothing before the first word, and takes the
+// second for a stop.
 func TestCommandStartsWhenItCanBeStopped(t *testing.T) {
 	backend(t)
 	t.Setenv("RUNSC_PATH", must.Get(os.Executable())(t))

@@ -69,7 +69,7 @@ func (g *Guest) run(in *json.Decoder, out *json.Encoder) error {
 	if err != nil {
 		return err
 	}
-	// The command must not be seen to run before the worker knows that it does: whoever stops it then grants it time.
+	// Nobody may see the command run before the worker knows that it does, since only then a stop has a grace period.
 	if err := out.Encode(Report{Started: time.Now().UnixNano()}); err != nil {
 		return err
 	}
