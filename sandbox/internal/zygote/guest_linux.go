@@ -69,7 +69,7 @@ func (g *Guest) run(in *json.Decoder, out *json.Encoder) error {
 	if err != nil {
 		return err
 	}
-	// Nobody may see the command run before the worker knows that it does, since only then a stop has a grace period.
+	// The worker must know first: only from then on does a stop grant the command its grace period.
 	if err := out.Encode(Report{Started: time.Now().UnixNano()}); err != nil {
 		return err
 	}
