@@ -118,9 +118,7 @@ func BenchmarkRead(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
-		if n < streamed {
-			b.Fatalf("got %d bytes", n)
-		}
+		must.Be(b, n >= streamed, "got %d bytes", n)
 	}
 }
 

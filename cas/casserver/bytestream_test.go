@@ -149,9 +149,7 @@ func TestReadOfCorruptBlobIsIncomplete(t *testing.T) {
 			for _, by := range compress.Compressors() {
 				b, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)})
 				wantCode(t, err, want, d.String())
-				if _, err := compress.Decode(by, b, d.Size()); err == nil {
-					t.Errorf("%v: got a complete stream", by)
-				}
+				expect.That(t, expect.Err(compress.Decode(by, b, d.Size())) != nil, "%v: got a complete stream", by)
 			}
 		})
 	}

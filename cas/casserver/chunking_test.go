@@ -126,9 +126,8 @@ func cut(t testing.TB, s cas.Store, data string, p chunk.Params) (ds []*repb.Dig
 
 func wantDigests(t *testing.T, got, want []*repb.Digest) {
 	t.Helper()
-	if !slices.EqualFunc(got, want, func(a, b *repb.Digest) bool { return proto.Equal(a, b) }) {
-		t.Errorf("got %d chunks %v, want %d %v", len(got), got, len(want), want)
-	}
+	expect.That(t, slices.EqualFunc(got, want, func(a, b *repb.Digest) bool { return proto.Equal(a, b) }),
+		"got %d chunks %v, want %d %v", len(got), got, len(want), want)
 }
 
 // A plain store does not support chunks.
@@ -318,9 +317,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				if got, err := cas.ReadAll(t.Context(), m, d, d.Size()); err != nil || string(got) != data {
 					t.Errorf("got %d other bytes, %v", len(got), err)
 				}
-				if whole := slices.Contains(m.Digests(), d); whole != (kind == "small") {
-					t.Errorf("stored as a whole: got %v", whole)
-				}
+				expect.Equal(t, slices.Contains(m.Digests(), d), kind == "small", "stored as a whole")
 				// A present blob remains unchanged and is marked as used.
 				clear(m.marked)
 				wantCode(t, splice(d, unknown, b, a), codes.OK)
@@ -422,9 +419,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 	}
 	gate.Open()
 	for range all {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, <-done, nil)
 	}
 }
 

@@ -152,9 +152,7 @@ func TestBuffersAreLongEnough(t *testing.T) {
 	for range 3 {
 		for _, n := range []int{0, 1, 32 << 10, 32<<10 + 1, 128 << 10, 1 << 20, 1<<20 + 1, 16 << 20} {
 			b := buffers.Get(n)
-			if len(*b) != n {
-				t.Errorf("got %d bytes, want %d", len(*b), n)
-			}
+			expect.That(t, len(*b) == n, "got %d bytes, want %d", len(*b), n)
 			*b = (*b)[:n/2]
 			buffers.Put(b)
 		}

@@ -101,9 +101,7 @@ func TestRule044_CompressedUploadsStartAtZero(t *testing.T) {
 		c.memory(t, "").Delete(sum(data))
 		_, err := c.write(t.Context(), message(name, 0, packed[:500], false), message("", off, packed[500:], true))
 		wantCode(t, err, want)
-		if c.has(t, sum(data)) != (want == codes.OK) {
-			t.Errorf("offset %d: present: %v", off, c.has(t, sum(data)))
-		}
+		expect.Equal(t, c.has(t, sum(data)), want == codes.OK, "offset %d: present", off)
 	}
 	c.put(t, data)
 	if r := query(); !r.Complete || r.CommittedSize != int64(len(data)) {

@@ -15,7 +15,6 @@ import (
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 )
 
 // logs records its calls.
@@ -75,9 +74,7 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 func TestLogStreamNamesAreInvalidWithoutLogs(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	r := must.Get(c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/a"}))(t)
-	if _, err := r.Recv(); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("got %v, want INVALID_ARGUMENT", err)
-	}
+	expect.Code(t, expect.Err(r.Recv()), codes.InvalidArgument)
 }
 
 func TestRule054_HeaderMustMatchLogStreamName(t *testing.T) {

@@ -49,9 +49,8 @@ func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes
 	r := must.Get(c.BatchUpdateBlobs(t.Context(), req))(t)
 	var got []codes.Code
 	for i, r := range r.Responses {
-		if !proto.Equal(r.Digest, req.Requests[i].Digest) {
-			t.Errorf("response %d is of %v, want %v", i, r.Digest, req.Requests[i].Digest)
-		}
+		expect.That(t, proto.Equal(r.Digest, req.Requests[i].Digest),
+			"response %d is of %v, want %v", i, r.Digest, req.Requests[i].Digest)
 		got = append(got, codes.Code(r.Status.GetCode()))
 	}
 	return got
@@ -246,9 +245,7 @@ func TestRule029_BombsEndAtStatedSize(t *testing.T) {
 		}}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		if got := c.update(t, req); !slices.Equal(got, []codes.Code{codes.InvalidArgument}) {
-			t.Errorf("%v: got %v", by, got)
-		}
+		expect.Slices(t, c.update(t, req), []codes.Code{codes.InvalidArgument}, "%v", by)
 		runtime.ReadMemStats(&after)
 		if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
 			t.Errorf("%v: took %d bytes of memory", by, n)
@@ -410,9 +407,7 @@ func TestRule033_BatchReadCompressesOnlyIfAcceptable(t *testing.T) {
 				t.Errorf("accepted %v, blob %d: got %d bytes by %v, want %v", row.accepted, i, len(got.Data), got.Compressor, want)
 			}
 		}
-		if code := codes.Code(r.Responses[3].Status.GetCode()); code != codes.NotFound {
-			t.Errorf("absent: %v", code)
-		}
+		expect.Equal(t, codes.Code(r.Responses[3].Status.GetCode()), codes.NotFound, "absent")
 	}
 }
 

@@ -151,9 +151,7 @@ func TestUndecidedUploadsAreBounded(t *testing.T) {
 		data := noise(5000)
 		return status.Code(uploadForms["several messages"](t, c, cas.BLAKE3.Sum([]byte(data)), data))
 	}
-	if code := upload(); code != codes.Unavailable {
-		t.Errorf("a blob of another function than the assumed one: got %v, want UNAVAILABLE", code)
-	}
+	expect.Equal(t, upload(), codes.Unavailable, "a blob of another function than the assumed one")
 	l.learned = nil
 	for name, s := range silent {
 		must.Succeed(t, s.Send(message(name, 1, "", true))) // too early

@@ -171,9 +171,7 @@ func TestPutReplacesIncompleteChunkList(t *testing.T) {
 		must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}))(t)
 		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 		wantBlob(t, s, d, b)
-		if got := missing(t, s, append(of, d)...); !slices.Equal(got, of) {
-			t.Errorf("Missing: got %v, want both chunks", got)
-		}
+		expect.Slices(t, missing(t, s, append(of, d)...), of, "Missing")
 		at, release := file(t, s, d, false)
 		defer release()
 		if got, err := os.ReadFile(at); err != nil || !bytes.Equal(got, b) {
@@ -270,9 +268,7 @@ func TestDamagedChunkMakesBlobAbsent(t *testing.T) {
 				}
 				expect.That(t, errors.Is(err, cas.ErrCorrupt) || errors.Is(err, cas.ErrNotFound),
 					"got %v, want ErrCorrupt", err)
-				if got := missing(t, s, d, of[0], of[1]); !slices.Equal(got, []cas.Digest{d, of[1]}) {
-					t.Errorf("Missing: got %v", got)
-				}
+				expect.Slices(t, missing(t, s, d, of[0], of[1]), []cas.Digest{d, of[1]}, "Missing")
 				must.Succeed(t, s.Put(t.Context(), of[1], bytes.NewReader(b[3000:])))
 				wantBlob(t, s, d, b)
 			})

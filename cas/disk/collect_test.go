@@ -176,9 +176,7 @@ func TestCollectAges(t *testing.T) {
 		}
 		// 42 days, 10, 2, and half a day; leased blobs come first.
 		for i, want := range []int64{18, 9, 5, 3, 1} {
-			if r.Ages[i].Blobs != want {
-				t.Errorf("%q: got %d blobs, want %d", r.Ages[i].Label, r.Ages[i].Blobs, want)
-			}
+			expect.That(t, r.Ages[i].Blobs == want, "%q: got %d blobs, want %d", r.Ages[i].Label, r.Ages[i].Blobs, want)
 		}
 	})
 }

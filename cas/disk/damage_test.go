@@ -205,9 +205,7 @@ func TestFileOfEarlierProcessIsVerifiedBeforeUse(t *testing.T) {
 			damageBlob(t, config.Dir, b)
 
 			s := store(t, open(t, config), "")
-			if err := c.use(s, d); !errors.Is(err, c.want) {
-				t.Errorf("got %v, want %v", err, c.want)
-			}
+			expect.Error(t, c.use(s, d), c.want)
 			expect.That(t, !has(t, s, d), "the blob is present")
 			put(t, s, 0)
 			_, release := file(t, s, d, true)
@@ -439,9 +437,7 @@ func TestCheckFindsInconsistencies(t *testing.T) {
 			putSize(t, store(t, cache, ""), 1, 1000)
 			expect.Error(t, cache.Check(t.Context()), nil, "before the change")
 			c.do(t, dir, d)
-			if err := cache.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want an error with %q", err, c.want)
-			}
+			expect.Message(t, cache.Check(t.Context()), c.want)
 		})
 	}
 }
@@ -488,9 +484,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 		if where, ok := want[name]; !ok || !strings.HasPrefix(d.Where, where) {
 			t.Errorf("got damage %+v, want it at %q", d, where)
 		}
-		if reported[name] != 1 {
-			t.Errorf("Corrupt was called %d times for %s, want 1", reported[name], name)
-		}
+		expect.That(t, reported[name] == 1, "Corrupt was called %d times for %s, want 1", reported[name], name)
 		delete(want, name)
 	}
 	expect.That(t, len(want) == 0 && len(reported) == 6 && c.Stats().Corrupt == 6,

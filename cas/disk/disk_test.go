@@ -700,9 +700,7 @@ func TestOpenRemovesOnlyFilesInTmp(t *testing.T) {
 	write(t, filepath.Join(kept, "file"), "kept")
 	write(t, filepath.Join(dir, "tmp", "unfinished"), "swept")
 	c := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}))(t)
-	if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), kept) {
-		t.Errorf("Check: got %v, want an error naming %s", err, kept)
-	}
+	expect.Message(t, c.Check(t.Context()), kept, "Check")
 	must.Succeed(t, c.Close())
 	if got, want := list(t, filepath.Join(dir, "tmp")), []string{".", "kept", "kept/file"}; !slices.Equal(got, want) {
 		t.Errorf("tmp holds %q, want %q", got, want)
@@ -740,9 +738,7 @@ func TestClosedStoreRefuses(t *testing.T) {
 				}
 				expect.Error(t, expect.Err(disk.Open(config)), disk.ErrLocked, "another Open during the Put")
 			})))
-			if err := <-closing; err != nil {
-				t.Errorf("Close: %v", err)
-			}
+			expect.Error(t, <-closing, nil, "Close")
 			_, openErr := s.Open(t.Context(), d, 0)
 			_, missingErr := s.Missing(t.Context(), nil)
 			_, _, fileErr := s.File(t.Context(), d, false)
@@ -759,9 +755,7 @@ func TestClosedStoreRefuses(t *testing.T) {
 			} {
 				expect.Error(t, err, os.ErrClosed, "%s", name)
 			}
-			if got := present(t, store(t, open(t, config), ""), 2); !slices.Equal(got, []byte{0}) {
-				t.Errorf("after reopening: got %v, want 0", got)
-			}
+			expect.Slices(t, present(t, store(t, open(t, config), ""), 2), []byte{0}, "after reopening")
 		})
 	}
 }

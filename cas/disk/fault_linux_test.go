@@ -119,9 +119,7 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 					t.Fatal("absent")
 				}
 				restore := replaceOpen(t, filepath.Join(config.Dir, firstData), nowhere)
-				if err := how.use(t, c, s, d); !errors.Is(err, how.want) {
-					t.Errorf("got %v, want %v", err, how.want)
-				}
+				expect.Error(t, how.use(t, c, s, d), how.want)
 				expect.That(t, !has(t, s, d), "the blob is present")
 				if reported[d.String()] != 1 {
 					t.Errorf("Corrupt was called %d times, want 1", reported[d.String()])

@@ -24,9 +24,8 @@ func TestInstanceNumbersRunOut(t *testing.T) {
 	if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
 		t.Errorf("Missing: got %v, %v, want the blob", missing, err)
 	}
-	if _, err := cas.PutBytes(t.Context(), old, cas.SHA256, []byte("second")); err != nil {
-		t.Errorf("put into the first instance: %v", err)
-	}
+	expect.Error(t, expect.Err(cas.PutBytes(t.Context(), old, cas.SHA256, []byte("second"))), nil,
+		"put into the first instance")
 }
 
 // TestInstanceWithAWordReservedSince: a store opens although a later version reserves a word in the name of an

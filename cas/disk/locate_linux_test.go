@@ -45,7 +45,5 @@ func TestLocateAllocations(t *testing.T) {
 		must.Succeed(t, err)
 		p.Release()
 	})
-	if n > 100 {
-		t.Errorf("Locate: got %v allocations", n)
-	}
+	expect.That(t, n <= 100, "Locate: got %v allocations", n)
 }

@@ -151,14 +151,11 @@ func TestLocationOutlivesItsSegment(t *testing.T) {
 					for i := range byte(20) { // would reuse free space
 						put(t, s, 100+i)
 					}
-					if got := c.Stats().HeldBytes; got != 5120+block {
-						t.Errorf("HeldBytes: got %d", got)
-					}
+					expect.Equal(t, c.Stats().HeldBytes, 5120+block, "HeldBytes")
 				case "closed":
 					closeStore(t, c)
-					if _, err := s.Locate(t.Context(), []cas.Digest{d}); !errors.Is(err, os.ErrClosed) {
-						t.Errorf("Locate in a closed store: got %v", err)
-					}
+					expect.Error(t, expect.Err(s.Locate(t.Context(), []cas.Digest{d})), os.ErrClosed,
+						"Locate in a closed store")
 				}
 				first.Release()
 				expect.That(t, p.Valid() && bytes.Equal(at(t, p, 0, 5000), b), "the extents have changed")
@@ -167,9 +164,7 @@ func TestLocationOutlivesItsSegment(t *testing.T) {
 				if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) || p.Valid() {
 					t.Errorf("after Release: valid %v, reading the file: %v", p.Valid(), err)
 				}
-				if got := c.Stats().HeldBytes; got != 0 {
-					t.Errorf("HeldBytes after Release: got %d", got)
-				}
+				expect.Equal(t, c.Stats().HeldBytes, 0, "HeldBytes after Release")
 			})
 		})
 	}
@@ -205,9 +200,7 @@ func TestForeignWriteInvalidatesLocations(t *testing.T) {
 		_, off = find(t, config.Dir, blobs[1])
 		overwrite(t, path, []byte{blobs[1][0] ^ 1}, off)
 		must.Succeed(t, os.Chtimes(path, fi.ModTime(), fi.ModTime()))
-		if got := absent(locate(t, s, ds...)); !slices.Equal(got, []int{0, 1}) {
-			t.Errorf("absent after a hidden write: got %v", got)
-		}
+		expect.Slices(t, absent(locate(t, s, ds...)), []int{0, 1}, "absent after a hidden write")
 	}
 }
 
@@ -219,9 +212,7 @@ func TestLocateInTruncatedSegment(t *testing.T) {
 	before := locate(t, s, ds...)
 	must.Succeed(t, os.Truncate(segmentFiles(t, config.Dir, ".data")[0], block+700))
 	expect.That(t, !before.Valid(), "the Location is valid after its file was truncated")
-	if got := absent(locate(t, s, ds...)); !slices.Equal(got, []int{1}) {
-		t.Errorf("absent: got %v", got)
-	}
+	expect.Slices(t, absent(locate(t, s, ds...)), []int{1}, "absent")
 }
 
 // TestLocateInReplacedSegment replaces the file of a segment by another one. The blob can still be used as a copy.

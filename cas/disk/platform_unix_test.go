@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -64,10 +65,7 @@ func TestOpenRefusesDirectoryOfAnotherUser(t *testing.T) {
 	}
 	dir := t.TempDir()
 	must.Succeed(t, os.Chown(dir, 63210, 63210))
-	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil ||
-		!strings.Contains(err.Error(), "belongs to user 63210") {
-		t.Errorf("%v", err)
-	}
+	expect.Message(t, expect.Err(disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})), "belongs to user 63210")
 	if got := list(t, dir); len(got) != 1 {
 		t.Errorf("Open created %q", got)
 	}

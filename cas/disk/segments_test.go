@@ -339,15 +339,12 @@ func TestTornInstance(t *testing.T) {
 	for n := last; n < len(whole); n++ {
 		write(t, path, string(whole)+string(whole[last:n]))
 		c := open(t, config)
-		if got := present(t, store(t, c, "second/of/a/long/name"), 2); !slices.Equal(got, []byte{1}) {
-			t.Errorf("torn after %d bytes: second instance: got %v", n, got)
-		}
+		expect.Slices(t, present(t, store(t, c, "second/of/a/long/name"), 2), []byte{1},
+			"torn after %d bytes: second instance", n)
 		put(t, store(t, c, "third"), 2)
 		closeStore(t, c)
 		c = open(t, config)
-		if got := present(t, store(t, c, "third"), 3); !slices.Equal(got, []byte{2}) {
-			t.Errorf("torn after %d bytes: third instance: got %v", n, got)
-		}
+		expect.Slices(t, present(t, store(t, c, "third"), 3), []byte{2}, "torn after %d bytes: third instance", n)
 		expect.Error(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})), nil)
 		closeStore(t, c)
 		write(t, path, string(whole))

@@ -86,9 +86,8 @@ func wantReplaced(
 		t.Errorf("got %v, want ErrNotFound or ErrCorrupt", err)
 	}
 	expect.That(t, !has(t, s, d), "the blob is present")
-	if len(*reports) != 1 || !strings.Contains((*reports)[0], reason) || c.Stats().Corrupt != 1 {
-		t.Errorf("got reports %q, want one with %q", *reports, reason)
-	}
+	expect.That(t, len(*reports) == 1 && strings.Contains((*reports)[0], reason) && c.Stats().Corrupt == 1,
+		"got reports %q, want one with %q", *reports, reason)
 	putSize(t, s, 1, large)
 	for i := range byte(3) {
 		read(t, s, i, large)
@@ -214,9 +213,7 @@ func TestDescriptorsChild(t *testing.T) {
 	for i := range byte(3) {
 		read(t, s, i, large)
 	}
-	if len(*reports) > 0 {
-		t.Errorf("got reports %q", *reports)
-	}
+	expect.That(t, len(*reports) == 0, "got reports %q", *reports)
 }
 
 // TestFileThatCannotBeRemovedIsAbsent, and stays absent when the store is opened again.

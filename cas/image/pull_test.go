@@ -99,9 +99,7 @@ func TestPull(t *testing.T) {
 	for _, ref := range []image.Reference{byTag, byDigest} {
 		c := config(t)
 		got := must.Get(image.Pull(t.Context(), c, ref))(t)
-		if l := list(t, c.Store, got.Root); l != "bin/ bin/tool*=one" {
-			t.Errorf("%s: got %s", ref, l)
-		}
+		expect.Equal(t, list(t, c.Store, got.Root), "bin/ bin/tool*=one", "%s", ref)
 		if got.Digest != digestOf(t, im) || got.Reference != ref.String() ||
 			strings.Join(got.Env, " ") != "PATH=/opt/bin:/bin LANG=C" {
 			t.Errorf("got %+v, want digest %s and the environment of the image", got, digestOf(t, im))

@@ -130,9 +130,7 @@ func TestUploadsHaveChecksums(t *testing.T) {
 		}})
 		for _, size := range []int{1000, 17 << 20} {
 			b, d := castest.Blob(1, size)
-			if err := store.Put(t.Context(), d, bytes.NewReader(b)); err == nil {
-				t.Errorf("%d bytes: got no error", size)
-			}
+			expect.That(t, store.Put(t.Context(), d, bytes.NewReader(b)) != nil, "%d bytes: got no error", size)
 		}
 		if err := store.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{ExitCode: 1}); err == nil {
 			t.Error("a result: got no error")

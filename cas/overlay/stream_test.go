@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 )
 
@@ -45,9 +46,7 @@ func TestStreamedWriteDoesNotAsk(t *testing.T) {
 			c := streamsTo(t, p.Instance)
 			for i := range 10 {
 				d, err := stream(t.Context(), c, fmt.Append(nil, i))
-				if err != nil || !has(t, p.local, d) {
-					t.Fatalf("write %d: %v", i, err)
-				}
+				must.Be(t, err == nil && has(t, p.local, d), "write %d: %v", i, err)
 			}
 			p.drain(t)
 			if n := p.faultyUpstream.Calls(faulty.Missing); n > 0 || p.upstream.Len() != 10 {

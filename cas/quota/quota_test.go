@@ -107,9 +107,8 @@ func TestAllCallsCountButHealthChecks(t *testing.T) {
 	<-service.began
 	_, err := client.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{})
 	wantExhausted(t, err, "too many calls")
-	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
-		t.Errorf("health: %v", err)
-	}
+	expect.Error(t, expect.Err(healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})), nil,
+		"health")
 }
 
 func TestLimitsAreAFlag(t *testing.T) {

@@ -109,9 +109,8 @@ func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
 			t.Fatalf("seed %d: is_topologically_sorted %v: %v", seed, o.IsTopologicallySorted, err)
 		}
 		dirs := must.Get(records(b))(t)
-		if d := cas.SHA256.Sum(dirs[0]); d.Hash() != o.RootDirectoryDigest.Hash {
-			t.Errorf("seed %d: root_directory_digest differs from Tree.root", seed)
-		}
+		expect.That(t, cas.SHA256.Sum(dirs[0]).Hash() == o.RootDirectoryDigest.Hash,
+			"seed %d: root_directory_digest differs from Tree.root", seed)
 		for _, wrong := range [][][]byte{
 			// A record twice, one missing, and an unreferenced one; then other orders.
 			append(slices.Clone(dirs), dirs[len(dirs)-1]),

@@ -308,9 +308,7 @@ func TestNewReaderRejectsParamsOutOfRange(t *testing.T) {
 		RepMaxCDC{Min: 64, Horizon: maxHorizon + 1},
 		RepMaxCDC{Min: maxAverage + 1},
 	} {
-		if _, err := NewReader(bytes.NewReader(nil), p); err == nil {
-			t.Errorf("NewReader(%+v): got no error", p)
-		}
+		expect.That(t, expect.Err(NewReader(bytes.NewReader(nil), p)) != nil, "NewReader(%+v): got no error", p)
 	}
 }
 

@@ -76,9 +76,7 @@ func TestIndexIsAMap(t *testing.T) {
 			}
 		case 2:
 			if got := x.Update(k, func(now *Entry) {
-				if *now != old {
-					t.Fatalf("Update told of %v, want %v", *now, old)
-				}
+				must.Be(t, *now == old, "Update told of %v, want %v", *now, old)
 				*now = e
 				now.Key = Key{} // it keeps its own
 			}); got != there {

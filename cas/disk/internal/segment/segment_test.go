@@ -154,9 +154,7 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 	before := s.Failures()
 	for i, flushed := range []error{failed, nil, nil} {
 		must.Succeed(t, a.Append([]Item{newItem(byte(i), 10)}, func(*Item) {}))
-		if err := s.MarkDurable(7, func() error { return flushed }); !errors.Is(err, flushed) {
-			t.Errorf("got %v, want %v", err, flushed)
-		}
+		expect.Error(t, s.MarkDurable(7, func() error { return flushed }), flushed)
 		if err := s.Failure(); !errors.Is(err, failed) || len(reported) != 1 {
 			t.Errorf("Failure: got %v, %d times", err, len(reported))
 		}
@@ -168,9 +166,8 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 		"Trust: want true for the last failure only")
 	file := newItem(9, 0)
 	file.File, file.Failures = true, before
-	if err := a.Append([]Item{file}, func(*Item) { t.Error("committed") }); !errors.Is(err, ErrDistrusted) {
-		t.Errorf("a file that was written before: got %v", err)
-	}
+	expect.Error(t, a.Append([]Item{file}, func(*Item) { t.Error("committed") }), ErrDistrusted,
+		"a file that was written before")
 	file.Failures = s.Failures()
 	must.Succeed(t, a.Append([]Item{file}, func(*Item) {}))
 	s.Close()
@@ -503,9 +500,8 @@ func FuzzReplay(f *testing.F) {
 		a := s.NewAppender(s.Segments()[0])
 		items := []Item{newItem(200, 700)}
 		must.Succeed(t, a.Append(items, func(*Item) {}))
-		if items[0].Segment == 1 && int64(items[0].Offset)*Block < size {
-			t.Errorf("written at block %d, of %d bytes", items[0].Offset, size)
-		}
+		expect.That(t, items[0].Segment != 1 || int64(items[0].Offset)*Block >= size,
+			"written at block %d, of %d bytes", items[0].Offset, size)
 		s.Close()
 		_, second := replay(t, dir)
 		if got, want := fmt.Sprint(second.puts[:min(len(first.puts), len(second.puts))]), fmt.Sprint(first.puts); got != want || len(second.puts) != len(first.puts)+1 {
