@@ -9,6 +9,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -21,9 +22,7 @@ func TestVerifyReportsUnnamedBlobs(t *testing.T) {
 	must.Succeed(t, verifyText(&text, store, r, true, 0))
 	must.Succeed(t, verifyJSON(&json, store, r, true))
 	for _, lie := range []string{"no digest", "nowhere"} {
-		if strings.Contains(text.String()+json.String(), lie) {
-			t.Errorf("%q in\n%s%s", lie, &text, &json)
-		}
+		expect.That(t, !strings.Contains(text.String()+json.String(), lie), "%q in\n%s%s", lie, &text, &json)
 	}
 	if !strings.Contains(text.String(), "SHA512") || !strings.Contains(text.String(), "quarantine") || !strings.Contains(json.String(), `"digest": ""`) {
 		t.Errorf("got\n%s%s", &text, &json)

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
@@ -65,7 +66,6 @@ func TestImagePullShowsProgress(t *testing.T) {
 	screen.Close()
 	text, err := io.ReadAll(shown)
 	want := strings.Join([]string{"", "pull     queued", "pull     1.0 MiB of 4.0 MiB", size}, "\r\x1b[K")
-	if err != nil || !strings.HasPrefix(string(text), want) {
-		t.Errorf("on a terminal: got %q, %v, want %q", text, err, want)
-	}
+	expect.That(t, err == nil && strings.HasPrefix(string(text), want),
+		"on a terminal: got %q, %v, want %q", text, err, want)
 }

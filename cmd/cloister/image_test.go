@@ -67,9 +67,7 @@ func pushImage(t *testing.T, to string) string {
 	im, err := random.Image(1000, 2)
 	if err == nil {
 		cf, cerr := im.ConfigFile()
-		if cerr != nil {
-			t.Fatal(cerr)
-		}
+		must.Succeed(t, cerr)
 		cf = cf.DeepCopy()
 		cf.Config.Env = []string{"PATH=/opt/bin:/bin", "GREETING=hello \x1bworld"}
 		im, err = mutate.ConfigFile(im, cf)

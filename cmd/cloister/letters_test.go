@@ -5,6 +5,7 @@ package main
 import (
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -34,7 +35,5 @@ func TestOneLetterOneMeaning(t *testing.T) {
 		cmd.LocalFlags().VisitAll(see)
 		cmd.InheritedFlags().VisitAll(see)
 	})
-	if len(names) < 5 {
-		t.Errorf("got letters %v, want those of every command", names)
-	}
+	expect.That(t, len(names) >= 5, "got letters %v, want those of every command", names)
 }

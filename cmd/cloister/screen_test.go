@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/cobra"
 )
 
@@ -16,9 +17,7 @@ func TestHelpFitsOnAScreen(t *testing.T) {
 	commands(func(cmd *cobra.Command) {
 		words := strings.Fields(cmd.CommandPath())[1:]
 		help, code := runCLI(t, append([]string{"help"}, words...)...)
-		if code != 0 || !strings.Contains(help, "\n") {
-			t.Fatalf("cloister help %v: exit %d, %q", words, code, help)
-		}
+		must.Be(t, code == 0 && strings.Contains(help, "\n"), "cloister help %v: exit %d, %q", words, code, help)
 		rows := 0
 		for line := range strings.Lines(help) {
 			width := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/spf13/cobra"
 )
 
@@ -35,8 +36,7 @@ func TestEmptyValues(t *testing.T) {
 		if err := cmd.Execute(); err != nil {
 			got = err.Error()
 		}
-		if !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
-			t.Errorf("%s: got %q, want %q", c.line, got, c.want)
-		}
+		expect.That(t, strings.HasPrefix(got, c.want) && (got == "") == (c.want == ""),
+			"%s: got %q, want %q", c.line, got, c.want)
 	}
 }

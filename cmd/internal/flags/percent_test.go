@@ -4,6 +4,8 @@ package flags
 
 import (
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestPercent(t *testing.T) {
@@ -15,9 +17,7 @@ func TestPercent(t *testing.T) {
 	}
 	for _, text := range []string{"", "%", "101%", "-1%", "2", "NaN", "inf", "1%%", "one", "1 %", "1", "1.0"} {
 		var s Percent
-		if err := s.Set(text); err == nil {
-			t.Errorf("%q is taken for %s", text, &s)
-		}
+		expect.That(t, s.Set(text) != nil, "%q is taken for %s", text, &s)
 	}
 	var s Percent
 	if err := s.Set("1"); err == nil || err.Error() != "write 1% or 100%" {

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -75,9 +76,8 @@ func TestCancelGoesOn(t *testing.T) {
 				got = append(got, words[2])
 			}
 		}
-		if !slices.Equal(got, test.want) || code != test.code || (err == nil) != (test.code == 0) {
-			t.Errorf("%s: cancelled %q, %v with code %d, want %q and code %d", name, got, err, code, test.want, test.code)
-		}
+		expect.That(t, slices.Equal(got, test.want) && code == test.code && (err == nil) == (test.code == 0),
+			"%s: cancelled %q, %v with code %d, want %q and code %d", name, got, err, code, test.want, test.code)
 		if want := []string{`target="//pkg/..."`}; !slices.Equal(q.filters, want) {
 			t.Errorf("%s: asked for %q, want %q", name, q.filters, want)
 		}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/archive"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -67,9 +68,8 @@ func TestCopy(t *testing.T) {
 		}
 		var b bytes.Buffer
 		must.Succeed(t, archive.Pack(&b, from+"/"+c.name))
-		if err := archive.Unpack(&b, filepath.Join(to, c.to), archive.Base(c.name)); err != nil {
-			t.Errorf("%s to %q: %v", c.name, c.to, err)
-		}
+		expect.Error(t, archive.Unpack(&b, filepath.Join(to, c.to), archive.Base(c.name)), nil,
+			"%s to %q", c.name, c.to)
 		if got := describe(t, to); got != c.want {
 			t.Errorf("%s to %q: got\n%s\nwant\n%s", c.name, c.to, got, c.want)
 		}
@@ -129,9 +129,7 @@ func TestForgedArchives(t *testing.T) {
 		above := t.TempDir()
 		to := filepath.Join(above, "to")
 		must.Succeed(t, os.Mkdir(to, 0o755))
-		if err := archive.Unpack(&b, to, "d"); err == nil {
-			t.Errorf("%s: got no error", c.name)
-		}
+		expect.That(t, archive.Unpack(&b, to, "d") != nil, "%s: got no error", c.name)
 		for line := range strings.Lines(describe(t, above)) {
 			if f := strings.Fields(line); f[1] != "to" && !strings.HasPrefix(f[1], "to/d") || f[0][0] != 'd' && f[0][0] != 'L' {
 				t.Errorf("%s: created %s", c.name, line)
@@ -144,9 +142,7 @@ func TestForgedArchives(t *testing.T) {
 	var top bytes.Buffer
 	must.Succeed(t, archive.Pack(&top, linked))
 	err := archive.Unpack(&top, linked+"/to", "d")
-	if err == nil || !strings.Contains(err.Error(), "is a symbolic link") {
-		t.Errorf("a directory to where a link is: got %v", err)
-	}
+	expect.Message(t, err, "is a symbolic link", "a directory to where a link is")
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	must.Succeed(t, w.WriteHeader(file(".")))

@@ -55,9 +55,7 @@ func TestStatementOfVerdict(t *testing.T) {
 	if err == nil {
 		_, err = s.Encode()
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, err, nil)
 	// An action without outputs is a statement about the action, and what is a list is one if it is empty.
 	none := repro.Run{Result: &repb.ActionResult{}}
 	varied := repro.Run{Varied: []string{"umask 0077"}, Result: none.Result}

@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 )
@@ -51,9 +52,8 @@ func TestTreeDistinguishesAbsentFromUnreachable(t *testing.T) {
 		l := &Listing{Store: &failing{in.Store, sub, why}, Out: &out}
 		err := l.PrintPath(t.Context(), root, ".", true)
 		if why != cas.ErrNotFound {
-			if !errors.Is(err, why) || l.Absent || strings.Contains(out.String(), "ABSENT") {
-				t.Errorf("%v: got %v, and printed %q", why, err, &out)
-			}
+			expect.That(t, errors.Is(err, why) && !l.Absent && !strings.Contains(out.String(), "ABSENT"),
+				"%v: got %v, and printed %q", why, err, &out)
 			continue
 		}
 		if err != nil || !l.Absent || strings.Count(out.String(), "ABSENT") != 1 || !strings.Contains(out.String(), "b/") {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestReportListsLimitsOnRequest(t *testing.T) {
@@ -18,9 +19,7 @@ func TestReportListsLimitsOnRequest(t *testing.T) {
 		{[]sandbox.Limit{sandbox.LimitMilliCPUs}, Check{"off", "limits on request", "processors; not disk rate: an action that requests it is refused", ""}},
 		{nil, Check{"off", "limits on request", "none; not processors, disk rate: an action that requests it is refused", ""}},
 	} {
-		if got := onRequest(c.given); got != c.want {
-			t.Errorf("%q: got %+v, want %+v", c.given, got, c.want)
-		}
+		expect.Equal(t, onRequest(c.given), c.want, "%q", c.given)
 	}
 }
 

@@ -129,9 +129,7 @@ func TestClientIsTheSameWithoutServer(t *testing.T) {
 		}
 		a.stats.MaxBytes, a.stats.MaxFiles, a.stats.Bytes = 0, 0, 0
 	}
-	if !reflect.DeepEqual(got[0], got[1]) {
-		t.Errorf("through the server: got\n%+v\nwithout:\n%+v", got[0], got[1])
-	}
+	expect.That(t, reflect.DeepEqual(got[0], got[1]), "through the server: got\n%+v\nwithout:\n%+v", got[0], got[1])
 }
 
 // TestOneVerifies: a slow Verify does not make others wait without an answer.

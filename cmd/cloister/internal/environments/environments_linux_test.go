@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -26,9 +27,7 @@ func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 	for range 2 {
 		sweeping.Go(func() {
 			for ctx.Err() == nil {
-				if err := sweep(all); err != nil {
-					t.Errorf("sweep: %v", err)
-				}
+				expect.Error(t, sweep(all), nil, "sweep")
 			}
 		})
 	}
@@ -40,21 +39,15 @@ func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 					t.Errorf("claim: %v", err)
 					continue
 				}
-				if _, err := os.Stat(filepath.Join(dir, "lock")); err != nil {
-					t.Errorf("a sweep took a new sandbox: %v", err)
-				}
-				if err := discard(dir); err != nil {
-					t.Errorf("discard: %v", err)
-				}
+				expect.Error(t, expect.Err(os.Stat(filepath.Join(dir, "lock"))), nil, "a sweep took a new sandbox")
+				expect.Error(t, discard(dir), nil, "discard")
 				held.Close()
 			}
 		})
 		creating.Go(func() {
 			dir, held, err := claim("one")
 			if err == nil {
-				if err := discard(dir); err != nil {
-					t.Errorf("discard: %v", err)
-				}
+				expect.Error(t, discard(dir), nil, "discard")
 				held.Close()
 				return
 			}
@@ -67,9 +60,7 @@ func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 	stop()
 	sweeping.Wait()
 	left := must.Get(os.ReadDir(filepath.Join(filepath.Dir(all), "moving")))(t)
-	if len(left) > 0 {
-		t.Errorf("left in the directory of moves: %v", left)
-	}
+	expect.That(t, len(left) == 0, "left in the directory of moves: %v", left)
 }
 
 // TestForeignStateDirectoryIsRefused: others could replace the sandboxes in it.

@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -63,9 +64,7 @@ func TestPolicyMistakes(t *testing.T) {
 		{step("allow: {outbound_ports: [{port: 0, owner: x, reason: y, expires: 2030-01-01}]}"), `invalid port "0": write a number from 1 to 65535`},
 		{step("allow: {outbound_ports: [{port: 1, owner: x, reason: y, expires: 2030-01-01}]}"), "step a has outbound_ports without outbound_hosts: write the hosts"},
 	} {
-		if _, err := parsePolicy("p.yml", []byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want %s", c.text, err, c.want)
-		}
+		expect.Message(t, expect.Err(parsePolicy("p.yml", []byte(c.text))), c.want, "%s", c.text)
 	}
 }
 
@@ -121,17 +120,13 @@ func TestEndpoints(t *testing.T) {
 	}
 	old, last, later := day("2026-01-01"), day("2026-02-01"), day("2026-03-01")
 	s := &step{hosts: []*exception{{host: "a", expires: last}, {host: "b", expires: old}, {host: "c", expires: later}}}
-	if got := s.endpoints(last); !slices.Equal(got, []sandbox.Endpoint{{Host: "a", Port: 443}, {Host: "c", Port: 443}}) {
-		t.Errorf("without ports: got %v, want a:443 and c:443", got)
-	}
+	expect.Slices(t, s.endpoints(last), []sandbox.Endpoint{{Host: "a", Port: 443}, {Host: "c", Port: 443}},
+		"without ports")
 	s.ports = []*exception{{port: 1, expires: later}, {port: 2, expires: old}}
-	if got := s.endpoints(last); !slices.Equal(got, []sandbox.Endpoint{{Host: "a", Port: 1}, {Host: "c", Port: 1}}) {
-		t.Errorf("with ports: got %v, want a:1 and c:1", got)
-	}
+	expect.Slices(t, s.endpoints(last), []sandbox.Endpoint{{Host: "a", Port: 1}, {Host: "c", Port: 1}}, "with ports")
 	f := s.find(nil, "p.yml", last)
-	if len(f.violations) != 2 || f.violations[0].Subject != "b" || f.violations[1].Subject != "port 2" {
-		t.Errorf("got violations %+v, want those of the two expired exceptions", f.violations)
-	}
+	expect.That(t, len(f.violations) == 2 && f.violations[0].Subject == "b" && f.violations[1].Subject == "port 2",
+		"got violations %+v, want those of the two expired exceptions", f.violations)
 }
 
 // TestSchemaHasTheKeysOfThePolicy: the schema knows exactly the keys that the parser reads.
@@ -160,12 +155,9 @@ func TestSchemaHasTheKeysOfThePolicy(t *testing.T) {
 	} {
 		want := strings.Join(slices.Sorted(maps.Keys(c.of.Properties)), ", ")
 		_, err := parsePolicy("p.yml", []byte(strings.Replace(c.text, "NAME", "not-a-key-of-it", 1)))
-		if err == nil || !strings.Contains(err.Error(), "write one of "+want+"\n") {
-			t.Errorf("%s: got %v, want an error that lists %s", c.text, err, want)
-		}
-		if c.of.AdditionalProperties != false {
-			t.Errorf("%s: the schema permits unknown keys", c.text)
-		}
+		expect.That(t, err != nil && strings.Contains(err.Error(), "write one of "+want+"\n"),
+			"%s: got %v, want an error that lists %s", c.text, err, want)
+		expect.That(t, c.of.AdditionalProperties == false, "%s: the schema permits unknown keys", c.text)
 	}
 }
 
@@ -192,9 +184,7 @@ func TestEveryNetworkEventIsAViolation(t *testing.T) {
 		{sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/x"}, ""},
 		{sandbox.Event{Kind: sandbox.EventLimit, Subject: "memory"}, ""},
 	} {
-		if got := classify(&c.event); got != c.want {
-			t.Errorf("%+v: got %q, want %q", c.event, got, c.want)
-		}
+		expect.Equal(t, classify(&c.event), c.want, "%+v", c.event)
 	}
 }
 
@@ -203,9 +193,7 @@ func TestLimitIsNamedOnce(t *testing.T) {
 	limit := sandbox.Event{Kind: sandbox.EventLimit, Subject: "memory", Count: 1}
 	write := sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/x", Count: 1}
 	f := (&step{}).find(&sandbox.Result{Exceeded: &limit, Events: []sandbox.Event{write}}, "p.yml", time.Now())
-	if len(f.denied) != 1 || f.denied[0] != write.String() {
-		t.Errorf("got %q, want the write only", f.denied)
-	}
+	expect.That(t, len(f.denied) == 1 && f.denied[0] == write.String(), "got %q, want the write only", f.denied)
 }
 
 // TestSecretsAreRemoved in every notation of the evidence.
@@ -233,9 +221,7 @@ func TestSecretsAreRemoved(t *testing.T) {
 		"somebody short /home/x/project/y": "somebody short /home/x/project/y",
 		"example.com/team/module":          "example.com/team/module",
 	} {
-		if got := clean.Replace(text); got != want {
-			t.Errorf("%q: got %q, want %q", text, got, want)
-		}
+		expect.Equal(t, clean.Replace(text), want, "%q", text)
 	}
 	if got := clean.Replace(string(r.junit())); !strings.Contains(got, ">[removed]<") {
 		t.Errorf("got %s, want the secret removed", got)
@@ -298,9 +284,7 @@ func TestPartialEvidenceIsRemoved(t *testing.T) {
 	must.Succeed(t, os.Mkdir(filepath.Join(out, "other-commit"), 0o755))
 	_, removed, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
 	must.Succeed(t, err)
-	if !slices.Equal(removed, []string{dead}) {
-		t.Errorf("got removed %q, want %q", removed, dead)
-	}
+	expect.That(t, slices.Equal(removed, []string{dead}), "got removed %q, want %q", removed, dead)
 	left, err := filepath.Glob(filepath.Join(out, "*"))
 	must.Succeed(t, err)
 	if want := []string{living, filepath.Join(out, "other-commit")}; !slices.Equal(left, want) {
@@ -320,17 +304,13 @@ func TestGatesPublishAtOnce(t *testing.T) {
 			must.Succeed(t, e.write(fmt.Sprint("logs/", n), []byte(fmt.Sprint(i))))
 		}
 		running.Go(func() {
-			if err := e.publish(); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, e.publish(), nil)
 		})
 	}
 	running.Wait()
 	left, err := filepath.Glob(filepath.Join(out, "*"))
 	must.Succeed(t, err)
-	if len(left) != 1 {
-		t.Errorf("got %q, want the evidence only", left)
-	}
+	expect.That(t, len(left) == 1, "got %q, want the evidence only", left)
 	var texts []string
 	for n := range 50 {
 		text, err := os.ReadFile(filepath.Join(out, "commit/logs", fmt.Sprint(n)))
@@ -340,7 +320,5 @@ func TestGatesPublishAtOnce(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(out, "commit", localworker.LockFile)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v for the lock, want none in the evidence", err)
 	}
-	if len(slices.Compact(texts)) != 1 {
-		t.Errorf("got the files of several gates: %q", texts)
-	}
+	expect.That(t, len(slices.Compact(texts)) == 1, "got the files of several gates: %q", texts)
 }

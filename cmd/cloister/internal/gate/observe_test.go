@@ -3,13 +3,13 @@
 package gate
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -76,9 +76,7 @@ func TestTraceShowsTheNetwork(t *testing.T) {
 	} {
 		o := observing()
 		must.Succeed(t, o.trace(strings.NewReader(executes+c.text+"\n")))
-		if got := strings.Join(seenBy(o), ", "); got != c.want {
-			t.Errorf("%s: got %q, want %q", c.text, got, c.want)
-		}
+		expect.Equal(t, strings.Join(seenBy(o), ", "), c.want, "%s", c.text)
 	}
 	o := observing(sandbox.Endpoint{Host: "192.0.2.1", Port: 443})
 	must.Succeed(t, o.trace(strings.NewReader(executes+
@@ -92,9 +90,7 @@ func TestTraceShowsTheNetwork(t *testing.T) {
 
 // TestNothingTracedIsNoEvidence: where ptrace is forbidden, strace runs the command without tracing it.
 func TestNothingTracedIsNoEvidence(t *testing.T) {
-	if err := observing().trace(strings.NewReader("")); !errors.Is(err, errUntraced) {
-		t.Errorf("got %v, want %v", err, errUntraced)
-	}
+	expect.Error(t, observing().trace(strings.NewReader("")), errUntraced)
 	o := observing()
 	must.Succeed(t, o.trace(strings.NewReader(executes+`7<x> execve("/gate/step/files/y", [""...], 0x7ffd /* 5 vars */) = 0`+"\n")))
 	if got := slices.Collect(maps.Keys(o.executed)); !slices.Equal(got, []string{"/usr/bin/x"}) {
@@ -110,9 +106,7 @@ func TestTraceOfAKilledStraceIsCut(t *testing.T) {
 	} {
 		o := observing()
 		must.Succeed(t, o.trace(strings.NewReader(executes+text)))
-		if o.exited != want {
-			t.Errorf("%s: got %v, want %v", text, o.exited, want)
-		}
+		expect.Equal(t, o.exited, want, "%s", text)
 	}
 }
 
@@ -135,7 +129,5 @@ tcp TIME-WAIT 0 0 10.0.0.1:23 10.0.0.2:40000
 		t.Errorf("got %s again", again)
 	}
 	want := []string{"connect tcp [2001:db8::1]:443 curl", "connect udp 127.0.0.53:53 get\\x1b[Ment", "syscall listen(tcp [::]:80) server"}
-	if got := seenBy(o); !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Slices(t, seenBy(o), want)
 }

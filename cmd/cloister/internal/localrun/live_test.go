@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/internal/proctree"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
 )
 
@@ -32,14 +34,10 @@ func TestLiveLine(t *testing.T) {
 	l.draw("", time.Second, before)
 	background = false
 	want := "\r\x1b[K\x1b[?7lrun 2 of 9 · 1m30s · 3.0 MiB · 2 processes\x1b[?7h\r\x1b[Ka\nbc\n"
-	if got := screen.String(); got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Equal(t, screen.String(), want)
 	stop := l.start("", time.Millisecond)
 	for end := time.Now().Add(time.Minute); !strings.Contains(screen.String()[len(want):], "processes"); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("no line after a minute")
-		}
+		must.Be(t, !time.Now().After(end), "no line after a minute")
 	}
 	stop()
 	if got := screen.String(); !strings.HasSuffix(got, " processes\x1b[?7h\r\x1b[K") {

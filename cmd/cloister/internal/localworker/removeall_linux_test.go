@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -27,9 +28,7 @@ func TestReadOnlyDirectoriesAreRemoved(t *testing.T) {
 	must.Succeed(t, errors.Join(os.MkdirAll(filepath.Join(removed, "a", "b"), 0o755), os.Mkdir(kept, 0o500)))
 	must.Succeed(t, errors.Join(os.Symlink(kept, filepath.Join(removed, "link")), os.Chmod(filepath.Join(removed, "a"), 0)))
 	must.Succeed(t, RemoveAll(removed))
-	if _, err := os.Lstat(removed); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v, want the directory removed", err)
-	}
+	expect.Error(t, expect.Err(os.Lstat(removed)), fs.ErrNotExist)
 	if fi := must.Get(os.Stat(kept))(t); fi.Mode().Perm() != 0o500 {
 		t.Errorf("got mode %v of a directory behind a link, want it unchanged", fi.Mode())
 	}

@@ -57,9 +57,8 @@ func TestDamagedLogsAreReported(t *testing.T) {
 		}
 		store, log := start()
 		must.Succeed(t, store.Close())
-		if strings.Contains(log, "damaged segment logs") != (want != "") || !strings.Contains(log, want) {
-			t.Errorf("lost half of %q: got the log %q, want %q", suffix, log, want)
-		}
+		expect.That(t, strings.Contains(log, "damaged segment logs") == (want != "") && strings.Contains(log, want),
+			"lost half of %q: got the log %q, want %q", suffix, log, want)
 	}
 }
 

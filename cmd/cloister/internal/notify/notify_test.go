@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -126,9 +127,7 @@ func TestWatchdogIsForThisProcess(t *testing.T) {
 func TestNotifyWithoutManager(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	s, err := notify.Ready(notify.Config{Check: func() (string, error) { t.Error("checked for nobody"); return "", nil }})
-	if s != nil || err != nil {
-		t.Fatalf("got %v, %v", s, err)
-	}
+	must.Be(t, s == nil && err == nil, "got %v, %v", s, err)
 	s.Stopping()
 	s.Close()
 }
@@ -148,9 +147,8 @@ func TestNotifyRejectsInvalidEnvironment(t *testing.T) {
 			t.Setenv("NOTIFY_SOCKET", c.socket)
 			t.Setenv("WATCHDOG_USEC", c.usec)
 			s, err := notify.Ready(notify.Config{Check: idle})
-			if s != nil || err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, %v, want an error with %q", s, err, c.want)
-			}
+			expect.That(t, s == nil && err != nil && strings.Contains(err.Error(), c.want),
+				"got %v, %v, want an error with %q", s, err, c.want)
 		})
 	}
 }

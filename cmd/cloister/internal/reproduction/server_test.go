@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -144,9 +145,7 @@ func TestHostileServers(t *testing.T) {
 		t.Error("outputs outside of the directory were kept")
 	}
 	for _, name := range []string{"out", "link", "a/out", "a/link", "a/b/out", "a/b/link"} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
-			t.Errorf("%s was written", name)
-		}
+		expect.That(t, expect.Err(os.Lstat(filepath.Join(dir, name))) != nil, "%s was written", name)
 	}
 	if _, _, err := elsewhere(t, &Config{}, second(lying(t, &repb.ExecuteResponse{Result: &repb.ActionResult{}, CachedResult: true}))); err == nil {
 		t.Error("what a server had cached counts as a run")
