@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -46,9 +47,7 @@ func TestEachConditionIsInTextAndCovers(t *testing.T) {
 	for i, name := range sandbox.AllConditions {
 		s := valid()
 		s.Conditions = unusual[name].given
-		if err := s.Validate(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Error(t, s.Validate(), nil, "%s", name)
 		line := `condition "` + string(name) + `" ` + unusual[name].text + "\n"
 		if got := s.Text(); strings.Replace(got, line, "", 1) != usual.Text() || got == usual.Text() {
 			t.Errorf("%s: got\n%s\nwant the line %q", name, got, line)
@@ -59,9 +58,7 @@ func TestEachConditionIsInTextAndCovers(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrUnsupported that names it", name, err)
 		}
 		f.Conditions = []sandbox.Condition{name}
-		if err := f.Covers(s); err != nil {
-			t.Errorf("%s: Covers with this feature: %v", name, err)
-		}
+		expect.Error(t, f.Covers(s), nil, "%s: Covers with this feature", name)
 	}
 }
 
@@ -89,8 +86,6 @@ func TestValidateRefusesConditions(t *testing.T) {
 	} {
 		s := valid()
 		s.Conditions = c
-		if err := s.Validate(); !errors.Is(err, sandbox.ErrSpec) {
-			t.Errorf("%s: got %v, want ErrSpec", name, err)
-		}
+		expect.Error(t, s.Validate(), sandbox.ErrSpec, "%s", name)
 	}
 }

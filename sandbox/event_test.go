@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestEventString(t *testing.T) {
@@ -35,9 +36,7 @@ func TestEventString(t *testing.T) {
 			Kind: sandbox.EventExec, Subject: "cc", Detail: "the environment has no PATH",
 		},
 	} {
-		if got := e.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		expect.Equal(t, e.String(), want)
 	}
 }
 
@@ -47,9 +46,7 @@ func TestEndpointString(t *testing.T) {
 		"192.0.2.1:80":      {Host: "192.0.2.1", Port: 80},
 		"[2001:db8::1]:443": {Host: "2001:db8::1", Port: 443},
 	} {
-		if got := e.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		expect.Equal(t, e.String(), want)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -27,9 +28,8 @@ func TestProfileDefaults(t *testing.T) {
 	}
 	env := []string{"A=1", "B=2", "HOME=/tmp", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	outputs := []sandbox.Output{{Target: "/build/out", Source: "build/out"}, {Target: "/log", Source: "log"}}
-	if !slices.Equal(build.Env, env) || !slices.Equal(build.Outputs, outputs) || build.Dir != "/build/out" {
-		t.Errorf("got env %q, outputs %v, dir %s", build.Env, build.Outputs, build.Dir)
-	}
+	expect.That(t, slices.Equal(build.Env, env) && slices.Equal(build.Outputs, outputs) && build.Dir == "/build/out",
+		"got env %q, outputs %v, dir %s", build.Env, build.Outputs, build.Dir)
 	test, err := sandbox.ForTest(p)
 	must.Succeed(t, err)
 	if l.Processes = 1024; test.Limits != l {
@@ -37,9 +37,7 @@ func TestProfileDefaults(t *testing.T) {
 	}
 	// Neither Spec has anything in common with the profile.
 	p.Args[0] = "ld"
-	if build.Args[0] != "cc" {
-		t.Error("the Spec changed with its profile")
-	}
+	expect.That(t, build.Args[0] == "cc", "the Spec changed with its profile")
 }
 
 func TestProfileFollowsLinks(t *testing.T) {
@@ -53,9 +51,7 @@ func TestProfileFollowsLinks(t *testing.T) {
 	if got, want := spec.Inputs[0].Source, filepath.Join(dir, "real"); got != want {
 		t.Errorf("source: got %s, want %s", got, want)
 	}
-	if p.Tools[0].Source != filepath.ToSlash(link) {
-		t.Errorf("the profile's own tool was changed: got %s", p.Tools[0].Source)
-	}
+	expect.Equal(t, p.Tools[0].Source, filepath.ToSlash(link), "the profile's own tool was changed")
 }
 
 func TestProfileErrors(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // valid returns a valid Spec.
@@ -25,9 +26,7 @@ func valid() *sandbox.Spec {
 }
 
 func TestValidateAccepts(t *testing.T) {
-	if err := valid().Validate(); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, valid().Validate(), nil)
 }
 
 func TestValidateRefuses(t *testing.T) {
@@ -72,9 +71,7 @@ func TestValidateRefuses(t *testing.T) {
 	} {
 		s := valid()
 		change(s)
-		if err := s.Validate(); !errors.Is(err, sandbox.ErrSpec) {
-			t.Errorf("%s: got %v, want ErrSpec", name, err)
-		}
+		expect.Error(t, s.Validate(), sandbox.ErrSpec, "%s", name)
 	}
 }
 
@@ -121,28 +118,20 @@ grace 0
 	other := valid()
 	other.Audit, other.Kill = s.Audit, s.Kill
 	other.Workspace, other.Inputs[0].Source, other.Inputs[1].Source = "/proc/self/fd/9", "/other/usr", "in/7"
-	if s.Hash() != other.Hash() {
-		t.Error("two hosts with the same permissions have different hashes")
-	}
+	expect.That(t, s.Hash() == other.Hash(), "two hosts with the same permissions have different hashes")
 	other.Network.Listen = true
-	if s.Hash() == other.Hash() {
-		t.Error("an additional permission does not change the hash")
-	}
+	expect.That(t, s.Hash() != other.Hash(), "an additional permission does not change the hash")
 }
 
 func TestNilSpecIsInvalid(t *testing.T) {
-	if err := (*sandbox.Spec)(nil).Validate(); !errors.Is(err, sandbox.ErrSpec) {
-		t.Errorf("got %v, want ErrSpec", err)
-	}
+	expect.Error(t, (*sandbox.Spec)(nil).Validate(), sandbox.ErrSpec)
 }
 
 func TestCovers(t *testing.T) {
 	s := valid()
 	s.Kill = []sandbox.EventKind{sandbox.EventConnect}
 	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true, Kill: true}
-	if err := full.Covers(s); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, full.Covers(s), nil)
 	for name, weaken := range map[string]func(*sandbox.Features){
 		"memory":      func(f *sandbox.Features) { f.Limits = f.Limits[1:] },
 		"network":     func(f *sandbox.Features) { f.Endpoints = false },
@@ -167,9 +156,7 @@ func TestCovers(t *testing.T) {
 	s.Limits.Memory = sandbox.Unlimited
 	few := full
 	few.Limits = few.Limits[1:]
-	if err := few.Covers(s); err != nil {
-		t.Errorf("an unlimited limit needs no enforcement: got %v", err)
-	}
+	expect.Error(t, few.Covers(s), nil, "an unlimited limit needs no enforcement")
 }
 
 // A Spec permits what it lists and nothing else. Validate finds contradictions.

@@ -3,7 +3,6 @@
 package namespace_test
 
 import (
-	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,6 +12,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestConditionsEndInTheirSlot: a slot applies conditions to one run and to no other.
@@ -29,9 +30,7 @@ func TestConditionsEndInTheirSlot(t *testing.T) {
 		t.Helper()
 		r := sandboxtest.Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = c }}
 		r.Do(t, b)
-		if r.Result.ExitCode != 0 {
-			t.Fatalf("exit code %d: %s", r.Result.ExitCode, r.Stderr)
-		}
+		must.Be(t, r.Result.ExitCode == 0, "exit code %d: %s", r.Result.ExitCode, r.Stderr)
 		return r.Stdout
 	}
 	usual := say(sandbox.Conditions{})
@@ -126,9 +125,7 @@ func TestConditionsThatNobodyCanGive(t *testing.T) {
 		"before it was probed":           {unprobed, sandbox.Conditions{Hostname: "other"}},
 	} {
 		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions = c.given }}
-		if err := r.Try(t.Context(), t, c.b); !errors.Is(err, sandbox.ErrUnsupported) {
-			t.Errorf("%s: got %v, want ErrUnsupported", name, err)
-		}
+		expect.Error(t, r.Try(t.Context(), t, c.b), sandbox.ErrUnsupported, "%s", name)
 	}
 	// What cannot be is found out in pid 1, and says where.
 	r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions.Uptime = 1<<63 - 1 }}

@@ -81,9 +81,7 @@ func BenchmarkCost(b *testing.B) {
 				}}
 				for b.Loop() {
 					r.Do(b, be)
-					if r.Result.ExitCode != 0 {
-						b.Fatalf("exit code %d: %s", r.Result.ExitCode, r.Stderr)
-					}
+					must.Be(b, r.Result.ExitCode == 0, "exit code %d: %s", r.Result.ExitCode, r.Stderr)
 				}
 			})
 		}

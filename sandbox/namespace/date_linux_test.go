@@ -11,6 +11,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // datesPython creates files in /tmp and prints for each way of querying them a name and the difference of their time to
@@ -91,13 +92,9 @@ func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
 			if said++; name == "usual" && what == "change-of-input" {
 				continue // it has the host's time
 			}
-			if off != 0 {
-				t.Errorf("%s: %s is %d seconds from the clock", name, what, off)
-			}
+			expect.That(t, off == 0, "%s: %s is %d seconds from the clock", name, what, off)
 		}
-		if said != 22 {
-			t.Errorf("%s: %d lines", name, said)
-		}
+		expect.That(t, said == 22, "%s: %d lines", name, said)
 	}
 }
 
@@ -116,9 +113,7 @@ func TestHeldFilesAreOfOneSecond(t *testing.T) {
 	prints := func() string {
 		file, rest, _ := strings.Cut(c.prints(t, b, t.TempDir(), own), "\n")
 		clock, rest, _ := strings.Cut(rest, "\n")
-		if file > clock {
-			t.Errorf("a file is of the future: %s by a clock of %s", file, clock)
-		}
+		expect.That(t, file <= clock, "a file is of the future: %s by a clock of %s", file, clock)
 		return rest
 	}
 	first := prints()

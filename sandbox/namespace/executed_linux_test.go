@@ -9,6 +9,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestExecutedProgramsOfTheHost: the Result lists every executed program, unless the run is not monitored.
@@ -22,17 +24,13 @@ func TestExecutedProgramsOfTheHost(t *testing.T) {
 		}}
 		r.Do(t, b)
 		got := r.Result
-		if got.ExitCode != 0 {
-			t.Fatalf("exit code %d: %s", got.ExitCode, r.Stderr)
-		}
+		must.Be(t, got.ExitCode == 0, "exit code %d: %s", got.ExitCode, r.Stderr)
 		want := []string{"/usr/bin/cat", "/usr/bin/env", "/usr/bin/true"}
 		if audit == sandbox.AuditOff {
 			want = nil
 		}
 		for _, p := range want {
-			if !slices.Contains(got.Executed, p) {
-				t.Errorf("audit %q: %q lacks %s", audit, got.Executed, p)
-			}
+			expect.That(t, slices.Contains(got.Executed, p), "audit %q: %q lacks %s", audit, got.Executed, p)
 		}
 		// And the shell and the dynamic linker, under whatever names they have here.
 		if n := len(got.Executed); n > 0 && n < len(want)+2 || got.ExecutedAll != (want != nil) || !slices.IsSorted(got.Executed) {

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -92,8 +93,7 @@ func TestHiddenPathsAreResolved(t *testing.T) {
 		if _, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &mounts}); err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(mounts.String(), " /in ") || strings.Contains(mounts.String(), "the-store") {
-			t.Errorf("%s: got mounts\n%s, want /in without the-store", hidden, &mounts)
-		}
+		expect.That(t, strings.Contains(mounts.String(), " /in ") && !strings.Contains(mounts.String(), "the-store"),
+			"%s: got mounts\n%s, want /in without the-store", hidden, &mounts)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestDirectoriesListInAnotherOrder: with an output order, directories list the same names of the run in another order,
@@ -48,9 +49,8 @@ func TestDirectoriesListInAnotherOrder(t *testing.T) {
 		"gone": {"mkdir -p /tmp/a/b/c && touch /tmp/a/1 /tmp/a/2 /tmp/a/b/3 && rm -r /tmp/a && ls /tmp", false},
 	} {
 		usual, other := list(c.script, 0), list(c.script, 1)
-		if slices.Equal(usual, other) == c.differ {
-			t.Errorf("%s: the order differs: %t, want %t", what, !c.differ, c.differ)
-		}
+		expect.That(t, slices.Equal(usual, other) != c.differ,
+			"%s: the order differs: %t, want %t", what, !c.differ, c.differ)
 		slices.Sort(usual)
 		if slices.Sort(other); !slices.Equal(usual, other) {
 			t.Errorf("%s: got %d other names than the usual %d", what, len(other), len(usual))
@@ -85,9 +85,7 @@ os.unlink("/tmp/d/f")
 		r.Do(t, b)
 		said = append(said, fmt.Sprint(r.Result.ExitCode, " ", r.Stdout, r.Stderr))
 	}
-	if said[0] != said[1] || !strings.HasPrefix(said[0], "0 ") {
-		t.Errorf("got\n%s\nwant\n%s", said[1], said[0])
-	}
+	expect.That(t, said[0] == said[1] && strings.HasPrefix(said[0], "0 "), "got\n%s\nwant\n%s", said[1], said[0])
 }
 
 // TestOthersOwnInputs: files of others seem to belong to another user and group, and those of the run do not.

@@ -4,7 +4,6 @@ package namespace_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -113,12 +113,8 @@ touch /one/new && echo CHANGED; mount -o remount,rw /one && echo CHANGED
 		}
 	}
 	for _, m := range []sandbox.Mount{one, two} {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := r.Try(t.Context(), t, b); !errors.Is(err, sandbox.ErrSpec) {
-			t.Errorf("of an image that is closed: got %v, want ErrSpec", err)
-		}
+		expect.Error(t, m.Close(), nil)
+		expect.Error(t, r.Try(t.Context(), t, b), sandbox.ErrSpec, "of an image that is closed")
 	}
 }
 
@@ -149,9 +145,7 @@ func TestManyImages(t *testing.T) {
 	if got, err := run(zygote.MaxImages); err != nil || got != fmt.Sprintln(zygote.MaxImages) {
 		t.Errorf("%d images: got %q, %v", zygote.MaxImages, got, err)
 	}
-	if _, err := run(zygote.MaxImages + 1); !errors.Is(err, sandbox.ErrSpec) {
-		t.Errorf("%d images: got %v, want ErrSpec", zygote.MaxImages+1, err)
-	}
+	expect.Error(t, expect.Err(run(zygote.MaxImages+1)), sandbox.ErrSpec, "%d images", zygote.MaxImages+1)
 }
 
 // attachedVariable makes TestBackend test a backend as on kernels before Linux 6.15.
@@ -169,9 +163,8 @@ func TestBackendAttached(t *testing.T) {
 		"-test.skip=^TestBackend$/^("+independent+")$", "-test.v")
 	cmd.Env = append(os.Environ(), attachedVariable+"=yes")
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestBackend/OutputsOverInputs ") {
-		t.Errorf("%v\n%s", err, out)
-	}
+	expect.That(t, err == nil && strings.Contains(string(out), "--- PASS: TestBackend/OutputsOverInputs "),
+		"%v\n%s", err, out)
 }
 
 // TestImagesAttached: images that only one run could use are refused.
@@ -186,9 +179,7 @@ func TestImagesAttached(t *testing.T) {
 	if _, err := f.Write(erofs("")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Mount(t.Context(), f, nil); !errors.Is(err, sandbox.ErrUnsupported) {
-		t.Errorf("got %v, want ErrUnsupported", err)
-	}
+	expect.Error(t, expect.Err(b.Mount(t.Context(), f, nil)), sandbox.ErrUnsupported)
 }
 
 // sharedVariable makes the test binary a worker on a host with shared mounts, as systemd sets them up.
@@ -218,15 +209,11 @@ func beShared(t testing.TB, dir string) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, "in", "go"), nil, 0o644)
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, err, nil)
 	}()
 	r.Do(t, b)
 	for _, word := range []string{"CHANGED", " master:", " shared:", " propagate_from:", "- tmpfs late"} {
-		if strings.Contains(r.Stdout, word) {
-			t.Errorf("%q is in\n%s", word, r.Stdout)
-		}
+		expect.That(t, !strings.Contains(r.Stdout, word), "%q is in\n%s", word, r.Stdout)
 	}
 }
 

@@ -72,9 +72,7 @@ func act(t testing.TB, b *namespace.Backend, words ...string) string {
 	t.Helper()
 	r := program(t, words...)
 	r.Do(t, b)
-	if r.Result.ExitCode != 0 {
-		t.Fatalf("%v: exit code %d\n%s%s", words, r.Result.ExitCode, r.Stdout, r.Stderr)
-	}
+	must.Be(t, r.Result.ExitCode == 0, "%v: exit code %d\n%s%s", words, r.Result.ExitCode, r.Stdout, r.Stderr)
 	return r.Stdout
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -50,9 +51,7 @@ func TestWhatIsLacking(t *testing.T) {
 		return slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == name && c.OK })
 	}
 	hidden := enforced(string(namespace.HiddenPaths))
-	if f.Tier != "partial" {
-		t.Errorf("without %s: got tier %s, want partial; checks %+v", lacking, f.Tier, f.Checks)
-	}
+	expect.That(t, f.Tier == "partial", "without %s: got tier %s, want partial; checks %+v", lacking, f.Tier, f.Checks)
 	if lacking == "landlock" && (enforced("landlock") || slices.Contains(f.Layers, "landlock")) || lacking == "overlayfs" && (hidden || f.Lower) {
 		t.Errorf("without %s: got layers %q, overlays over inputs %t, checks %+v", lacking, f.Layers, f.Lower, f.Checks)
 	}
@@ -60,12 +59,10 @@ func TestWhatIsLacking(t *testing.T) {
 	s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in/blob", Content: "x", Source: blob})
 	var said strings.Builder
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &said, Stderr: &said})
-	if err != nil || res.ExitCode != 0 || !strings.HasPrefix(said.String(), "text") {
-		t.Fatalf("got %+v, %v\n%s", res, err, &said)
-	}
-	if shown := strings.Contains(said.String(), "the-store"); shown == hidden {
-		t.Errorf("without %s: paths are hidden: %t; the mount table is\n%s", lacking, hidden, &said)
-	}
+	must.Be(t, err == nil && res.ExitCode == 0 && strings.HasPrefix(said.String(), "text"),
+		"got %+v, %v\n%s", res, err, &said)
+	expect.That(t, strings.Contains(said.String(), "the-store") != hidden,
+		"without %s: paths are hidden: %t; the mount table is\n%s", lacking, hidden, &said)
 	if text, err := os.ReadFile(blob); err != nil || string(text) != "text" {
 		t.Errorf("the run changed its input: %q, %v", text, err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -36,9 +37,7 @@ type process struct {
 func children(t *testing.T, parent int) []process {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil || len(stats) == 0 {
-		t.Fatalf("cannot list the host's processes: %v", err)
-	}
+	must.Be(t, err == nil && len(stats) != 0, "cannot list the host's processes: %v", err)
 	var found []process
 	for _, p := range stats {
 		text, err := os.ReadFile(p)
@@ -47,9 +46,7 @@ func children(t *testing.T, parent int) []process {
 		}
 		before, after, ok := strings.Cut(string(text), " (")
 		i := strings.LastIndex(after, ") ")
-		if !ok || i < 0 {
-			t.Fatalf("%s: %q", p, text)
-		}
+		must.Be(t, ok && i >= 0, "%s: %q", p, text)
 		f := strings.Fields(after[i+2:])
 		pid, err := strconv.Atoi(before)
 		if err == nil && f[1] == strconv.Itoa(parent) {
@@ -98,9 +95,7 @@ cat /etc/* 2>/dev/null; exec 3</etc/passwd; flock -xn 3 && echo free; ls -A /tmp
 		return strings.Join(lines, "")
 	}
 	before, table := look(), mounts()
-	if !strings.Contains(before, "free\n") || !strings.Contains(table, " /tmp ") {
-		t.Fatalf("got %s\n%s", before, table)
-	}
+	must.Be(t, strings.Contains(before, "free\n") && strings.Contains(table, " /tmp "), "got %s\n%s", before, table)
 	const leave = `exec 2>/dev/null 3</etc/passwd; flock -x 3
 for d in / /etc /dev /dev/shm /tmp /build /proc; do echo x > $d/left; mkdir $d/leftdir; ln -s x $d/leftlink; mkfifo $d/leftpipe; done
 for f in /etc/passwd /etc/hosts; do echo x >> $f; touch $f; chmod 777 $f; mv $f $f.left; rm -f $f; done
@@ -192,9 +187,7 @@ func TestFailedTemplateIsForgotten(t *testing.T) {
 		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/late", Content: "x", Source: dir})
 	}}
 	for range 2 {
-		if err := r.Try(t.Context(), t, b); err == nil || !strings.Contains(err.Error(), dir) {
-			t.Errorf("got %v, want an error that names %s", err, dir)
-		}
+		expect.Message(t, r.Try(t.Context(), t, b), dir)
 	}
 	must.Succeed(t, os.Mkdir(dir, 0o755))
 	r.Do(t, b)
@@ -223,9 +216,7 @@ func TestTemplateFollowsTheHost(t *testing.T) {
 	move("sdk", "gone")
 	move("new", "sdk")
 	r.Do(t, b)
-	if r.Stdout != "new" {
-		t.Errorf("got %q, want the new one", r.Stdout)
-	}
+	expect.Equal(t, r.Stdout, "new")
 }
 
 // TestKilledSlotLosesItsRunAlone: other runs continue, and the next runs get new slots.
@@ -239,9 +230,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	}
 	ended := make(chan end, 2)
 	first := slotProcesses(t, b)
-	if len(first) != 1 {
-		t.Fatalf("got slots %v after one run", first)
-	}
+	must.Be(t, len(first) == 1, "got slots %v after one run", first)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for range 2 {
@@ -252,9 +241,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 		}()
 	}
 	running := func() int { return len(sandboxtest.Running(t, "sleep\x00"+mark)) }
-	if !eventually(func() bool { return running() == 2 }) {
-		t.Fatal("the runs are not there")
-	}
+	must.Be(t, eventually(func() bool { return running() == 2 }), "the runs are not there")
 	must.Succeed(t, syscall.Kill(first[0], syscall.SIGKILL))
 	lost := <-ended
 	if lost.err == nil || !strings.Contains(lost.err.Error(), "it was killed by signal 9 (SIGKILL)") {
@@ -274,15 +261,11 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	for _, pid := range slotProcesses(t, b) {
 		must.Succeed(t, syscall.Kill(pid, syscall.SIGKILL))
 	}
-	if !eventually(func() bool { return len(slotProcesses(t, b)) == 0 }) {
-		t.Fatal("the slots live")
-	}
+	must.Be(t, eventually(func() bool { return len(slotProcesses(t, b)) == 0 }), "the slots live")
 	r := sandboxtest.Run{Script: "exit 3"}
 	for range 3 {
 		r.Do(t, b)
-		if r.Result.ExitCode != 3 {
-			t.Errorf("the next run: got %+v", r.Result)
-		}
+		expect.That(t, r.Result.ExitCode == 3, "the next run: got %+v", r.Result)
 	}
 }
 
@@ -359,9 +342,8 @@ func TestLongCommandLines(t *testing.T) {
 		if r.Result.ExitCode != c.code || c.code == 0 && !strings.HasPrefix(r.Stdout, fmt.Sprintf("%d\n", len(c.args))) {
 			t.Errorf("%s: got exit code %d, %q, %s", c.name, r.Result.ExitCode, r.Stdout, r.Stderr)
 		}
-		if c.code == 126 && r.Stderr != "cloister: /bin/bash: cannot be executed: argument list too long\n" {
-			t.Errorf("%s: got %q", c.name, r.Stderr)
-		}
+		expect.That(t, c.code != 126 || r.Stderr == "cloister: /bin/bash: cannot be executed: argument list too long\n",
+			"%s: got %q", c.name, r.Stderr)
 	}
 }
 
@@ -400,9 +382,7 @@ func TestSlotStaysSmall(t *testing.T) {
 	}
 	runs(20)
 	slots := slotProcesses(t, b)
-	if len(slots) != 1 {
-		t.Fatalf("got slots %v", slots)
-	}
+	must.Be(t, len(slots) == 1, "got slots %v", slots)
 	state := func() (fds, processes int, resident int64) {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", slots[0]))
 		must.Succeed(t, err)
@@ -419,23 +399,18 @@ func TestSlotStaysSmall(t *testing.T) {
 	runs(80)
 	// The slot prepares the next pid 1 a moment after the last run.
 	ready := func() bool { _, processes, _ := state(); return processes == 1 }
-	if !eventually(ready) {
-		t.Fatal("no pid 1 waits for the next run")
-	}
+	must.Be(t, eventually(ready), "no pid 1 waits for the next run")
 	fds, _, resident := state()
 	runs(250)
 	var f, p int
 	var now int64
-	if !eventually(func() bool { f, p, now = state(); return f <= fds+1 && p == 1 }) {
-		t.Errorf("after 250 runs more: %d descriptors and %d processes, before %d and 1", f, p, fds)
-	}
+	expect.That(t, eventually(func() bool { f, p, now = state(); return f <= fds+1 && p == 1 }),
+		"after 250 runs more: %d descriptors and %d processes, before %d and 1", f, p, fds)
 	if !racing() && (now > resident+4<<20 || now > 48<<20) {
 		t.Errorf("after 250 runs more: resident are %s, before %s", sandbox.Bytes(now), sandbox.Bytes(resident))
 	}
 	for _, c := range append(children(t, slots[0]), children(t, b.Zygote())...) {
-		if c.state == "Z" {
-			t.Errorf("%s, %d, is a zombie", c.name, c.pid)
-		}
+		expect.That(t, c.state != "Z", "%s, %d, is a zombie", c.name, c.pid)
 	}
 }
 
@@ -481,9 +456,7 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 		must.Succeed(t, cmd.Start())
 		line, err := bufio.NewReader(stdout).ReadString('\n')
 		zygote := strings.TrimSpace(line)
-		if err != nil {
-			t.Fatalf("the worker does not start: %q, %v", line, err)
-		}
+		must.Be(t, err == nil, "the worker does not start: %q, %v", line, err)
 		time.Sleep(time.Duration(i) * 2600 * time.Microsecond)
 		if i%2 == 0 {
 			must.Succeed(t, cmd.Process.Signal(syscall.SIGSTOP))
@@ -503,9 +476,7 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 func session(t *testing.T, leader string) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil || len(stats) == 0 {
-		t.Fatalf("cannot list the host's processes: %v", err)
-	}
+	must.Be(t, err == nil && len(stats) != 0, "cannot list the host's processes: %v", err)
 	var found []string
 	for _, p := range stats {
 		text, err := os.ReadFile(p)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestLookups: lookups of a Go program with its own resolver are recorded, in each run of a slot and however its
@@ -42,9 +43,7 @@ func TestLookups(t *testing.T) {
 			if e.Kind == sandbox.EventConnect {
 				got = append(got, e.Subject)
 			}
-			if e.Process != "inside" {
-				t.Errorf("%d, %s: got %+v, want its process", i, c.name, e)
-			}
+			expect.That(t, e.Process == "inside", "%d, %s: got %+v, want its process", i, c.name, e)
 		}
 		if !slices.Equal(got, c.want) || c.text != "" && r.Stdout != c.text || b.Slots() != 1 {
 			t.Errorf("%d, %s: in one of %d slots, got %q and events %q, want %q and %q; %s", i, c.name, b.Slots(), r.Stdout, got, c.text, c.want, r.Stderr)

@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -30,9 +31,7 @@ func oneSlot(t *testing.T, first *sandbox.Spec) (b *namespace.Backend, slot, one
 	if _, err := b.Run(t.Context(), first, sandbox.Stdio{}); err != nil {
 		t.Fatal(err)
 	}
-	if !eventually(func() bool { slot, one = waiting(t, b); return one > 0 }) {
-		t.Fatal("no pid 1 waits for a run")
-	}
+	must.Be(t, eventually(func() bool { slot, one = waiting(t, b); return one > 0 }), "no pid 1 waits for a run")
 	return b, slot, one
 }
 
@@ -76,9 +75,7 @@ func TestSlotKilledBetweenRuns(t *testing.T) {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have been about to end
 		}
 		r.Do(t, b)
-		if r.Result.ExitCode != 3 {
-			t.Errorf("run %d: got %+v", i, r.Result)
-		}
+		expect.That(t, r.Result.ExitCode == 3, "run %d: got %+v", i, r.Result)
 	}
 }
 
@@ -89,9 +86,7 @@ func TestSlotKilledWithARunUnread(t *testing.T) {
 	b, _, _ := oneSlot(t, s)
 	for range 100 {
 		var slot, one int
-		if !eventually(func() bool { slot, one = waiting(t, b); return one > 0 }) {
-			t.Fatal("no pid 1 waits for a run")
-		}
+		must.Be(t, eventually(func() bool { slot, one = waiting(t, b); return one > 0 }), "no pid 1 waits for a run")
 		kill(t, slot, syscall.SIGSTOP)
 		var said strings.Builder
 		ended := make(chan end, 1)
@@ -155,9 +150,7 @@ func TestBegunRunIsNotMadeAgain(t *testing.T) {
 		if e.err == nil || !strings.Contains(e.err.Error(), "after the command had started: it was killed by signal 9 (SIGKILL)") {
 			t.Errorf("audit %q: got %+v, %v", audit, e.res, e.err)
 		}
-		if times != 1 || b.Lost() != 0 {
-			t.Errorf("audit %q: the command was executed %d times", audit, times)
-		}
+		expect.That(t, times == 1 && b.Lost() == 0, "audit %q: the command was executed %d times", audit, times)
 	}
 }
 
@@ -202,16 +195,13 @@ func TestPidOneKilledDuringItsRun(t *testing.T) {
 		res, err := b.Run(t.Context(), s, sandbox.Stdio{})
 		ended <- end{res, err}
 	}()
-	if !eventually(func() bool { return len(children(t, one)) == 1 && children(t, one)[0].name == "sleep" }) {
-		t.Fatal("the command is not there")
-	}
+	must.Be(t, eventually(func() bool { return len(children(t, one)) == 1 && children(t, one)[0].name == "sleep" }),
+		"the command is not there")
 	kill(t, one, syscall.SIGKILL)
 	if e := <-ended; e.err == nil || !strings.Contains(e.err.Error(), "pid 1 of the run was killed by another process (SIGKILL)") {
 		t.Errorf("got %+v, %v", e.res, e.err)
 	}
-	if b.Lost() != 0 {
-		t.Error("a run that had begun was tried again")
-	}
+	expect.That(t, b.Lost() == 0, "a run that had begun was tried again")
 }
 
 // TestSlotSaysWhyItLostARun: a slot out of descriptors reports that and stays usable.
@@ -280,7 +270,5 @@ func TestStopIsNotLost(t *testing.T) {
 	for err = unix.SetNonblock(sv[1], true); err == nil; {
 		_, _, err = zygote.Receive(sv[1])
 	}
-	if !errors.Is(err, os.ErrClosed) {
-		t.Errorf("pid 1 reads %v after what was sent, want the end", err)
-	}
+	expect.That(t, errors.Is(err, os.ErrClosed), "pid 1 reads %v after what was sent, want the end", err)
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -151,15 +152,12 @@ func TestBackendUnprivileged(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
-	if err != nil {
-		t.Fatalf("as user %d: %v", unprivilegedUser, err)
-	}
+	must.Be(t, err == nil, "as user %d: %v", unprivilegedUser, err)
 	if strings.Contains(string(out), "--- SKIP: TestBackend ") {
 		sandboxtest.Unavailable(t, "unprivileged", "ordinary users have no sandbox here")
 	}
-	if strings.Contains(string(out), "no tests to run") || !strings.Contains(string(out), "PASS") {
-		t.Fatal("the contract did not run")
-	}
+	must.Be(t, !strings.Contains(string(out), "no tests to run") && strings.Contains(string(out), "PASS"),
+		"the contract did not run")
 }
 
 func copyExecutable(t *testing.T, to string) {
@@ -285,7 +283,5 @@ func TestBackendSurvivesItsZygote(t *testing.T) {
 	r.Do(t, b)
 	must.Succeed(t, b.KillZygote())
 	r.Do(t, b)
-	if r.Result.ExitCode != 3 {
-		t.Errorf("got exit code %d, want 3", r.Result.ExitCode)
-	}
+	expect.That(t, r.Result.ExitCode == 3, "got exit code %d, want 3", r.Result.ExitCode)
 }

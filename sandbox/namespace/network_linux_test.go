@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -52,9 +53,8 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 				}
 				r.Do(t, b)
 				id, text, _ = strings.Cut(r.Stdout, "\n")
-				if r.Result.ExitCode != 0 || !strings.HasPrefix(id, "net:[") {
-					t.Fatalf("%v: got %+v, %s%s", words, r.Result, r.Stdout, r.Stderr)
-				}
+				must.Be(t, r.Result.ExitCode == 0 && strings.HasPrefix(id, "net:["),
+					"%v: got %+v, %s%s", words, r.Result, r.Stdout, r.Stderr)
 				return id, text
 			}
 			_, fresh := run("state")
@@ -66,9 +66,7 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 			if c.does == "tcp" && !strings.Contains(said, " 06 ") { // TCP_TIME_WAIT
 				t.Errorf("the connection left nothing:\n%s", said)
 			}
-			if state != fresh {
-				t.Errorf("the network is not as it was:\n%s\nbut\n%s", fresh, state)
-			}
+			expect.That(t, state == fresh, "the network is not as it was:\n%s\nbut\n%s", fresh, state)
 			if kept := first == second; kept != c.kept {
 				t.Errorf("the network was kept: %t, want %t", kept, c.kept)
 			}
@@ -88,9 +86,7 @@ func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
 	for r.Do(t, b); !strings.Contains(r.Stdout, " 06 ") && limit < time.Minute; r.Do(t, b) {
 		limit *= 6 // the machine stalled
 	}
-	if !r.Result.Stopped || !strings.Contains(r.Stdout, " 06 ") {
-		t.Fatalf("got %+v, %s", r.Result, r.Stdout)
-	}
+	must.Be(t, r.Result.Stopped && strings.Contains(r.Stdout, " 06 "), "got %+v, %s", r.Result, r.Stdout)
 	if got := act(t, b, "state"); got != fresh || b.Slots() != 1 {
 		t.Errorf("in %d slots, the network is not as it was:\n%s\nbut\n%s", b.Slots(), fresh, got)
 	}
@@ -107,9 +103,7 @@ func TestNetworkHidesTheWorker(t *testing.T) {
 			t.Errorf("got %q", line)
 		}
 	}
-	if !strings.Contains(got, "Pid") {
-		t.Errorf("got %q", got)
-	}
+	expect.Text(t, got, "Pid")
 }
 
 // TestPacketsAreOfTheirRun: packets count for the run that sent them only.
@@ -156,11 +150,7 @@ func TestReleasedMeansNothingIsLeft(t *testing.T) {
 		}
 		r = program(t, "cat=/proc/self/net/unix")
 		r.Do(t, b)
-		if !r.Result.Released {
-			t.Errorf("a run that left nothing is not Released: %s", r.Stdout)
-		}
+		expect.That(t, r.Result.Released, "a run that left nothing is not Released: %s", r.Stdout)
 	}
-	if found == 0 {
-		t.Error("20 runs left sockets in flight, and all are Released")
-	}
+	expect.That(t, found != 0, "20 runs left sockets in flight, and all are Released")
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 const randomC = `#include <stdio.h>
@@ -103,9 +104,7 @@ func TestRandomIsSeeded(t *testing.T) {
 			if c.name == "C" {
 				others = append(others, with(2))
 			}
-			if first != second {
-				t.Errorf("with the same seed: got\n%s\nand then\n%s", first, second)
-			}
+			expect.That(t, first == second, "with the same seed: got\n%s\nand then\n%s", first, second)
 			for _, x := range others {
 				words := strings.Fields(x)
 				for i, w := range strings.Fields(first) {
@@ -115,9 +114,8 @@ func TestRandomIsSeeded(t *testing.T) {
 					}
 				}
 			}
-			if len(strings.Fields(first)) != len(strings.Fields(kernel)) {
-				t.Errorf("got\n%s\nand without a seed\n%s", first, kernel)
-			}
+			expect.That(t, len(strings.Fields(first)) == len(strings.Fields(kernel)),
+				"got\n%s\nand without a seed\n%s", first, kernel)
 		})
 	}
 }
@@ -134,9 +132,7 @@ exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && ec
 	r.Do(t, b)
 	seen := map[string]bool{}
 	for line := range strings.Lines(r.Stdout) {
-		if seen[line] {
-			t.Errorf("got %q twice", line)
-		}
+		expect.That(t, !seen[line], "got %q twice", line)
 		seen[line] = true
 	}
 	if len(seen) != 10 || seen["written\n"] || !seen["1\n"] {
@@ -196,9 +192,7 @@ func TestConditionsHoldOrTheRunFails(t *testing.T) {
 	}
 	err := try(time.Hour)
 	if os.Geteuid() == 0 {
-		if err != nil || r.Result.ExitCode != 0 {
-			t.Errorf("as root: %v, %+v", err, r.Result)
-		}
+		expect.That(t, err == nil && r.Result.ExitCode == 0, "as root: %v, %+v", err, r.Result)
 	} else if err == nil || !strings.Contains(err.Error(), "conditions of the run") || !strings.Contains(err.Error(), "hidden") {
 		t.Errorf("got %v, want an error that says that the conditions did not hold", err)
 	}
@@ -253,9 +247,8 @@ func TestForeignProgramsEndTheRun(t *testing.T) {
 			}}
 			err := r.Try(t.Context(), t, b)
 			if own == (sandbox.Conditions{}) {
-				if err != nil || r.Result.ExitCode != 0 {
-					t.Errorf("audit %q: a usual run: %v, %+v", audit, err, r.Result)
-				}
+				expect.That(t, err == nil && r.Result.ExitCode == 0,
+					"audit %q: a usual run: %v, %+v", audit, err, r.Result)
 			} else if err == nil || !strings.Contains(err.Error(), "conditions of the run") {
 				t.Errorf("audit %q, %+v: got %v", audit, own, err)
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -79,7 +80,5 @@ func TestClosedRootIsNotReused(t *testing.T) {
 	if first.Name() != second.Name() {
 		t.Logf("the names differ: %s and %s", first.Name(), second.Name())
 	}
-	if got := run(second); got != "second" {
-		t.Errorf("got %q, want second", got)
-	}
+	expect.Equal(t, run(second), "second")
 }

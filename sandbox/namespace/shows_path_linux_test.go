@@ -2,7 +2,11 @@
 
 package namespace
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
+)
 
 func TestShowsPathIsByWholeNames(t *testing.T) {
 	for _, c := range []struct {
@@ -15,11 +19,8 @@ func TestShowsPathIsByWholeNames(t *testing.T) {
 		{"36 35 8:1 /var/cloister /bin/cloister ro - ext4 /dev/vda ro", false},
 		{"36 35 8:1 /srv/var/cl /in/0 ro - ext4 /dev/vda ro", false},
 	} {
-		if got := showsPath(c.mounts, "/var/cl"); got != c.want {
-			t.Errorf("%q: got %v", c.mounts, got)
-		}
+		expect.Equal(t, showsPath(c.mounts, "/var/cl"), c.want, "%q", c.mounts)
 	}
-	if !showsPath(`36 35 8:1 /my\040store /in/0 ro - ext4 /dev/vda ro`, "/my store") {
-		t.Error("a path with a space is not found")
-	}
+	expect.That(t, showsPath(`36 35 8:1 /my\040store /in/0 ro - ext4 /dev/vda ro`, "/my store"),
+		"a path with a space is not found")
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -69,15 +70,11 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 		ended.Go(func() {
 			// No process holds the run's output, and killing this many takes a moment.
 			r := sandboxtest.Run{Script: "exec >/dev/null 2>&1; for i in $(seq 60); do setsid sleep " + mark + " & done; exec sleep " + mark}
-			if err := r.Try(t.Context(), t, b); err == nil {
-				t.Errorf("a run without its zygote returned %+v", r.Result)
-			}
+			expect.That(t, r.Try(t.Context(), t, b) != nil, "a run without its zygote returned %+v", r.Result)
 		})
 	}
 	alive := func() []string { return sandboxtest.Running(t, "sleep\x00"+mark) }
-	if !eventually(func() bool { return len(alive()) == 3*61 }) {
-		t.Fatal("the runs did not start")
-	}
+	must.Be(t, eventually(func() bool { return len(alive()) == 3*61 }), "the runs did not start")
 	must.Succeed(t, b.KillZygote())
 	ended.Wait()
 	if left := alive(); len(left) > 0 {
@@ -85,15 +82,9 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 	}
 	r := sandboxtest.Run{Script: "exit 3"}
 	r.Do(t, b)
-	if r.Result.ExitCode != 3 {
-		t.Errorf("the next run: got exit code %d, want 3", r.Result.ExitCode)
-	}
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
-	if left := groups(t); !slices.Equal(left, before) {
-		t.Errorf("control groups were left behind: %v", left)
-	}
+	expect.That(t, r.Result.ExitCode == 3, "the next run: got exit code %d, want 3", r.Result.ExitCode)
+	expect.Error(t, b.Close(), nil)
+	expect.Slices(t, groups(t), before, "control groups were left behind")
 }
 
 // TestFortyRunsAtOnce: concurrent runs get a slot each, and later runs reuse the slots.
@@ -110,9 +101,7 @@ func TestFortyRunsAtOnce(t *testing.T) {
 			ended.Go(func() {
 				defer said() // also on failure
 				res, err := b.Run(ctx, script(t, "echo started; exec sleep 600"), sandbox.Stdio{Stdout: writer(said)})
-				if err != nil || !res.Stopped {
-					t.Errorf("got %+v, %v; want a stopped run", res, err)
-				}
+				expect.That(t, err == nil && res.Stopped, "got %+v, %v; want a stopped run", res, err)
 			})
 		}
 		started.Wait()
@@ -250,9 +239,8 @@ func TestLimitsThatNobodyCanKeep(t *testing.T) {
 			if lacks := slices.Contains(c.lacks, l); lacks != errors.Is(err, sandbox.ErrUnsupported) || !lacks && err != nil {
 				t.Errorf("without %v, the limit of %s: got %v", c.without, l, err)
 			}
-			if slices.Contains(c.lacks, l) == slices.Contains(f.Limits, l) {
-				t.Errorf("without %v: got features %v", c.without, f.Limits)
-			}
+			expect.That(t, slices.Contains(c.lacks, l) != slices.Contains(f.Limits, l),
+				"without %v: got features %v", c.without, f.Limits)
 		}
 	}
 	// Resource limits replace control groups for processes.
@@ -262,9 +250,7 @@ func TestLimitsThatNobodyCanKeep(t *testing.T) {
 		Spec:   func(s *sandbox.Spec) { s.Limits.Processes = 20 },
 	}
 	r.Do(t, b)
-	if r.Result.ExitCode == 0 {
-		t.Error("60 processes started despite a limit of 20")
-	}
+	expect.That(t, r.Result.ExitCode != 0, "60 processes started despite a limit of 20")
 }
 
 // TestUsageMarksWhatWasNotMeasured: without a control group only packets are measured for the whole run, and a run
@@ -319,9 +305,7 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 			must.Succeed(t, os.Remove(g))
 		}
 		second.Do(t, b)
-		if second.Result.Exceeded == nil {
-			t.Errorf("the limit no longer holds: got %+v", second.Result)
-		}
+		expect.That(t, second.Result.Exceeded != nil, "the limit no longer holds: got %+v", second.Result)
 	}
 	first.Do(t, b)
 }
@@ -343,9 +327,8 @@ func TestDiskRateReachesTheGroup(t *testing.T) {
 				limits += string(must.Get(os.ReadFile(file))(t))
 			}
 		}
-		if limited := strings.Contains(limits, "rbps=12582912 wbps=12582912"); limited != (rate > 0) {
-			t.Errorf("rate %d: got limits %q", rate, limits)
-		}
+		expect.That(t, strings.Contains(limits, "rbps=12582912 wbps=12582912") == (rate > 0),
+			"rate %d: got limits %q", rate, limits)
 	}
 }
 
@@ -403,13 +386,8 @@ cat /in/removed /in/replaced /proc/self/mountinfo`)
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: theirs})
 	theirs.Close()
 	reading.Wait()
-	if err != nil || res.ExitCode != 0 {
-		t.Fatalf("got %+v, %v", res, err)
-	}
-	if !strings.Contains(said.String(), "ready\nonetwo") {
-		t.Errorf("the blobs changed:\n%s", &said)
-	}
-	if !strings.Contains(said.String(), " /in/removed ") || strings.Contains(said.String(), "the-store") {
-		t.Errorf("the mount table shows the store or lacks the inputs:\n%s", &said)
-	}
+	must.Be(t, err == nil && res.ExitCode == 0, "got %+v, %v", res, err)
+	expect.That(t, strings.Contains(said.String(), "ready\nonetwo"), "the blobs changed:\n%s", &said)
+	expect.That(t, strings.Contains(said.String(), " /in/removed ") && !strings.Contains(said.String(), "the-store"),
+		"the mount table shows the store or lacks the inputs:\n%s", &said)
 }

@@ -4,11 +4,11 @@ package policy_test
 
 import (
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -40,22 +40,18 @@ func TestDefaultPropertiesCompleteAnAction(t *testing.T) {
 		{"overridden, in another case", "bst", properties("DockerRunAsRoot=false"), properties("DockerRunAsRoot=false", "chroot-path=/"), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := p.WithDefaults(c.instance, c.asked); !slices.Equal(got, c.want) {
-				t.Errorf("got %v, want %v", got, c.want)
-			}
+			expect.Slices(t, p.WithDefaults(c.instance, c.asked), c.want)
 			g := compile(t, p, policy.Request{Instance: c.instance, Properties: c.asked})
-			if g.Superuser != c.superuser || (g.Rule == "elements") != (c.instance == "bst") {
-				t.Errorf("got rule %s, superuser %t; want superuser %t", g.Rule, g.Superuser, c.superuser)
-			}
+			expect.That(t, g.Superuser == c.superuser && (g.Rule == "elements") == (c.instance == "bst"),
+				"got rule %s, superuser %t; want superuser %t", g.Rule, g.Superuser, c.superuser)
 		})
 	}
 	again, err := policy.Parse("again.yaml", []byte(p.Text()))
 	if err != nil || again.Text() != p.Text() {
 		t.Errorf("the canonical text is not the same policy: %v\n%s", err, p.Text())
 	}
-	if strings.Contains(policy.Default().Text(), "superuser") || policy.Default().Hash() == p.Hash() {
-		t.Error("the built-in policy's text has a new line")
-	}
+	expect.That(t, !strings.Contains(policy.Default().Text(), "superuser") && policy.Default().Hash() != p.Hash(),
+		"the built-in policy's text has a new line")
 }
 
 // TestSuperuserNeedsAGrant: no action is user 0 without the operator's permission.
@@ -94,7 +90,6 @@ rules:
 	if again.Text() != p.Text() {
 		t.Errorf("the canonical text is not the same policy:\n%s", p.Text())
 	}
-	if strings.Contains(policy.Default().Text(), "persistent_workers") {
-		t.Error("the built-in policy's text has a new line")
-	}
+	expect.That(t, !strings.Contains(policy.Default().Text(), "persistent_workers"),
+		"the built-in policy's text has a new line")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -26,9 +27,7 @@ func golden(t *testing.T, name, got string) {
 	}
 	want, err := os.ReadFile("testdata/" + name)
 	must.Succeed(t, err)
-	if got != string(want) {
-		t.Errorf("got\n%s\nwant testdata/%s\n%s", got, name, want)
-	}
+	expect.That(t, got == string(want), "got\n%s\nwant testdata/%s\n%s", got, name, want)
 }
 
 // mistakes are malformed policies; testdata/mistakes.txt has the error for each.
@@ -119,9 +118,7 @@ func TestParseExplainsMistakes(t *testing.T) {
 
 func TestParseRefusesLargeFiles(t *testing.T) {
 	text := "version: 1\n" + strings.Repeat("# nothing\n", 7000)
-	if _, err := policy.Parse("policy.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), "at most 65536") {
-		t.Errorf("a file of 70 kB: got %v, want an error with %q", err, "at most 65536")
-	}
+	expect.Message(t, expect.Err(policy.Parse("policy.yaml", []byte(text))), "at most 65536", "a file of 70 kB")
 }
 
 func TestParseReadsTheExample(t *testing.T) {
@@ -137,13 +134,9 @@ func TestDocumentation(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/policy.md")
 	must.Succeed(t, err)
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(doc, -1)
-	if len(blocks) < 3 {
-		t.Fatalf("got %d blocks of YAML, want at least 3", len(blocks))
-	}
+	must.Be(t, len(blocks) >= 3, "got %d blocks of YAML, want at least 3", len(blocks))
 	for _, b := range blocks {
-		if _, err := policy.Parse("policy.md", b[1]); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, expect.Err(policy.Parse("policy.md", b[1])), nil)
 	}
 	if !strings.Contains(string(doc), policy.Default().Text()) {
 		t.Errorf("docs/policy.md lacks the built-in profiles:\n%s", policy.Default().Text())
@@ -154,17 +147,14 @@ func TestParseAcceptsMaximumAmounts(t *testing.T) {
 	const all = "memory: 1024TiB, cpu: 87600h, processes: 1073741824, open_files: 1073741824, output_bytes: 1024TiB, output_files: 1073741824, tmp: 1024TiB"
 	text := parse(t, "version: 1\nprofiles: {build: {max_timeout: 87600h}}\nrules: [{name: r, max: {"+all+"}}]").Text()
 	for _, want := range []string{"max: {" + all + "}", "max_timeout: 87600h"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("got\n%s\nwant %q in it", text, want)
-		}
+		expect.That(t, strings.Contains(text, want), "got\n%s\nwant %q in it", text, want)
 	}
 }
 
 func TestHashDependsOnMeaning(t *testing.T) {
 	hash := func(text string) string { return parse(t, text).Hash() }
-	if hash("version: 1") != policy.Default().Hash() {
-		t.Error("the hash of an empty policy differs from the default's")
-	}
+	expect.That(t, hash("version: 1") == policy.Default().Hash(),
+		"the hash of an empty policy differs from the default's")
 	if hash("version: 1\nprofiles: {b: {tmp: 1024MiB}, a: {}}") != hash("# x\nprofiles:\n  a: {}\n  b: {tmp: 1GiB}\nversion: 1") {
 		t.Error("the notation changes the hash")
 	}
@@ -172,13 +162,11 @@ func TestHashDependsOnMeaning(t *testing.T) {
 	if hash(fmt.Sprintf(rule, "b:1, a:1, B:1", "y: 1, x: 1")) != hash(fmt.Sprintf(rule, "a:1, b:1", "x: 1, y: 1")) {
 		t.Error("the order of endpoints or properties changes the hash")
 	}
-	if hash("version: 1\nprofiles: {a: {on_violation: fail}}") == hash("version: 1\nprofiles: {a: {}}") {
-		t.Error("what a violation does is not in the hash")
-	}
+	expect.That(t, hash("version: 1\nprofiles: {a: {on_violation: fail}}") != hash("version: 1\nprofiles: {a: {}}"),
+		"what a violation does is not in the hash")
 	// They differ: a worker that cannot enforce a limit of the file refuses.
-	if hash("version: 1\nprofiles: {build: {memory: 4GiB}}") == policy.Default().Hash() {
-		t.Error("a limit in the file has the same hash as a built-in one")
-	}
+	expect.That(t, hash("version: 1\nprofiles: {build: {memory: 4GiB}}") != policy.Default().Hash(),
+		"a limit in the file has the same hash as a built-in one")
 }
 
 func TestTextIsTheSamePolicy(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -35,9 +36,8 @@ func TestDefaultGrants(t *testing.T) {
 	limits := sandbox.DefaultLimits()
 	limits.Processes = 1024
 	test := compile(t, policy.Default(), policy.Request{Mnemonic: "TestRunner"})
-	if test.Profile != "test" || test.Limits != limits || test.TempBytes != 8<<30 || !test.Network.Listen {
-		t.Errorf("got %+v", test)
-	}
+	expect.That(t, test.Profile == "test" && test.Limits == limits && test.TempBytes == 8<<30 && test.Network.Listen,
+		"got %+v", test)
 }
 
 // wide is a policy that sets every key of a profile to something other than the default.
@@ -333,9 +333,8 @@ func TestTargetPatterns(t *testing.T) {
 		p := parse(t, fmt.Sprintf("version: 1\nrules: [{name: r, when: {target: %q}}]", c.pattern))
 		for _, label := range slices.Concat(c.yes, c.no) {
 			got := compile(t, p, policy.Request{Target: label}).Rule == "r"
-			if want := slices.Contains(c.yes, label); got != want {
-				t.Errorf("pattern %s, label %q: got match %t", c.pattern, label, got)
-			}
+			expect.That(t, got == slices.Contains(c.yes, label),
+				"pattern %s, label %q: got match %t", c.pattern, label, got)
 		}
 	}
 	for _, bad := range []string{"", "//", "a", ":a", "//a:", "//a/", "//a//b:c", "//a/../b:c", "//a/.:x", "//a/...:all", "//.../b", "//a:*", "r//a:b", "@@r", "@@@r//a:b", "///...", "//a/b:c/..."} {
@@ -351,9 +350,7 @@ func TestCompileRefusesUnenforceableLimits(t *testing.T) {
 	g, err := policy.Default().Compile(policy.Request{}, few)
 	must.Succeed(t, err)
 	want := sandbox.Limits{Memory: -1, CPU: time.Hour, Processes: -1, OpenFiles: -1, OutputBytes: -1, OutputFiles: -1, MilliCPUs: -1, DiskRate: -1}
-	if g.Limits != want {
-		t.Errorf("got %+v, want %+v", g.Limits, want)
-	}
+	expect.Equal(t, g.Limits, want)
 	if !slices.ContainsFunc(g.Why, func(s string) bool { return strings.HasPrefix(s, "memory unlimited: ") }) {
 		t.Errorf("Why does not say that memory is unlimited: %q", g.Why)
 	}
@@ -370,18 +367,15 @@ func TestCompileRefusesUnenforceableLimits(t *testing.T) {
 		"a property sets it within the default": {"version: 1\nallow_unenforced: [processes]", asked},
 	} {
 		_, err := parse(t, c.text).Compile(c.request, few)
-		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "memory 1GiB") {
-			t.Errorf("%s: got %v, want ErrUnsupported with memory 1GiB", name, err)
-		}
+		expect.That(t, errors.Is(err, sandbox.ErrUnsupported) && strings.Contains(err.Error(), "memory 1GiB"),
+			"%s: got %v, want ErrUnsupported with memory 1GiB", name, err)
 		g, err := parse(t, strings.ReplaceAll(strings.Split(c.text, "allow_")[0], "version: 1", "version: 1\nallow_unenforced: [memory]")).Compile(c.request, few)
-		if err != nil || g.Limits.Memory != sandbox.Unlimited {
-			t.Errorf("%s, permitted: got %+v, %v; want no limit", name, g, err)
-		}
+		expect.That(t, err == nil && g.Limits.Memory == sandbox.Unlimited,
+			"%s, permitted: got %+v, %v; want no limit", name, g, err)
 	}
 	_, err = policy.Default().Compile(policy.Request{Properties: properties("cloister-cpus=1.5")}, few)
-	if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "cpus 1.5") {
-		t.Errorf("a limit that no profile has: got %v, want ErrUnsupported with cpus 1.5", err)
-	}
+	expect.That(t, errors.Is(err, sandbox.ErrUnsupported) && strings.Contains(err.Error(), "cpus 1.5"),
+		"a limit that no profile has: got %v, want ErrUnsupported with cpus 1.5", err)
 }
 
 func TestWhyNamesRuleAndLine(t *testing.T) {
@@ -438,9 +432,8 @@ func TestZeroPolicy(t *testing.T) {
 	must.Succeed(t, err)
 	want, err := policy.Default().Compile(policy.Request{}, sandbox.AllLimits)
 	must.Succeed(t, err)
-	if got.Limits != want.Limits || got.Profile != want.Profile || zero.Hash() != policy.Default().Hash() {
-		t.Errorf("got grant %+v, want %+v", got, want)
-	}
+	expect.That(t, got.Limits == want.Limits && got.Profile == want.Profile && zero.Hash() == policy.Default().Hash(),
+		"got grant %+v, want %+v", got, want)
 	if _, err := (*policy.Policy)(nil).Compile(policy.Request{}, sandbox.AllLimits); err == nil || !strings.Contains(err.Error(), "policy.Default") {
 		t.Errorf("nil policy: got error %v, want one that names policy.Default", err)
 	}
@@ -482,9 +475,7 @@ func TestDefaultsFollowTheHost(t *testing.T) {
 	} {
 		g, err := c.policy.Compile(c.request, sandbox.AllLimits)
 		if c.want == 0 {
-			if !errors.Is(err, policy.ErrRefused) {
-				t.Errorf("%s: got %v, want a refusal", c.name, err)
-			}
+			expect.Error(t, err, policy.ErrRefused, "%s", c.name)
 			continue
 		}
 		if err != nil {
@@ -495,9 +486,8 @@ func TestDefaultsFollowTheHost(t *testing.T) {
 	}
 	// Records of runs and policies are the same on every host.
 	here, there := compile(t, policy.Default(), policy.Request{}), compile(t, policy.Default().On(large), policy.Request{})
-	if here.Stated != there.Stated {
-		t.Errorf("got stated limits %+v and %+v, want the same on every host", here.Stated, there.Stated)
-	}
+	expect.That(t, here.Stated == there.Stated,
+		"got stated limits %+v and %+v, want the same on every host", here.Stated, there.Stated)
 	if got, want := policy.Default().On(large).Text(), policy.Default().Text(); got != want {
 		t.Errorf("got text\n%s\nwant that of any host\n%s", got, want)
 	}
@@ -519,8 +509,6 @@ func TestHostRaisesTheAuditLevel(t *testing.T) {
 		{"a file that sets none", file.On(watched), policy.Request{}, sandbox.AuditFull},
 		{"by the file", file.On(watched), policy.Request{Instance: "set"}, sandbox.AuditViolations},
 	} {
-		if got := compile(t, c.policy, c.request).Audit; got != c.want {
-			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
-		}
+		expect.Equal(t, compile(t, c.policy, c.request).Audit, c.want, "%s", c.name)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestText(t *testing.T) {
@@ -82,9 +83,7 @@ func FuzzText(f *testing.F) {
 			if i := strings.IndexFunc(got, func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
 				t.Errorf("%s(%q) = %q, not printable at %d", name, s, got, i)
 			}
-			if name != "Text" && len(got) > limit {
-				t.Errorf("%s(%q, %d) has %d bytes", name, s, limit, len(got))
-			}
+			expect.That(t, name == "Text" || len(got) <= limit, "%s(%q, %d) has %d bytes", name, s, limit, len(got))
 		}
 		if got := printable.Text(text); got != text {
 			t.Errorf("Text(%q) = %q, want no change", text, got)

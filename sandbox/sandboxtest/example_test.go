@@ -8,6 +8,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // Call TestBackend from a test of your backend. With package namespace, TestMain must call namespace.Init first.
@@ -27,8 +28,7 @@ func ExampleRun_Do() {
 			Spec:   func(s *sandbox.Spec) { s.Network = sandbox.Network{} },
 		}
 		r.Do(t, b)
-		if r.Result.ExitCode != 0 || r.Stdout != "hello\n" {
-			t.Errorf("got exit code %d, %q", r.Result.ExitCode, r.Stdout)
-		}
+		expect.That(t, r.Result.ExitCode == 0 && r.Stdout == "hello\n",
+			"got exit code %d, %q", r.Result.ExitCode, r.Stdout)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -100,28 +101,19 @@ func TestWatchNoticesChanges(t *testing.T) {
 		t.Fatalf("got %q, want %s", first, want)
 	}
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "usr/lib/deep/new"), nil, 0o644))
-	if got := after(time.Second); got != first {
-		t.Errorf("after a second: got %s, want the first fingerprint, without a check", got)
-	}
+	expect.Equal(t, after(time.Second), first, "after a second")
 	second := after(backgroundAge)
-	if second == first || second != fingerprint(t, inputs) {
-		t.Errorf("after a new file: got %s, want another fingerprint than %s", second, first)
-	}
+	expect.That(t, second != first && second == fingerprint(t, inputs),
+		"after a new file: got %s, want another fingerprint than %s", second, first)
 	if !strings.Contains(text.String(), "the toolchain of this host changed") {
 		t.Errorf("log: got %q, want the change", text.String())
 	}
 	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "usr/lib/__pycache__"), 0o755))
-	if got := after(backgroundAge); got != second {
-		t.Errorf("after a new __pycache__: got %s, want %s", got, second)
-	}
+	expect.Equal(t, after(backgroundAge), second, "after a new __pycache__")
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "usr/bin/cc"), []byte("patched in place"), 0o755))
-	if got := after(backgroundAge); got != second {
-		t.Errorf("directories are unchanged: got %s, want no scan", got)
-	}
+	expect.Equal(t, after(backgroundAge), second, "directories are unchanged")
 	third := after(rescanInterval)
-	if third == second {
-		t.Errorf("after a minute: got %s, want another fingerprint", third)
-	}
+	expect.That(t, third != second, "after a minute: got %s, want another fingerprint", third)
 	// After a pause, the first call waits for the check.
 	must.Succeed(t, os.Remove(filepath.Join(dir, "usr/bin/cc")))
 	now = now.Add(time.Hour)
@@ -144,10 +136,6 @@ func TestSlowScan(t *testing.T) {
 	defer func(old time.Duration) { maxWait = old }(maxWait)
 	maxWait = time.Millisecond
 	w := &Watch{now: time.Now, scan: &Scan{}, checking: make(chan struct{})} // the scan never ends
-	if got := w.Last(); got != "" {
-		t.Errorf("Last: got %q, want none", got)
-	}
-	if got := w.Fingerprint(); got != "" {
-		t.Errorf("Fingerprint: got %q, want none", got)
-	}
+	expect.Equal(t, w.Last(), "", "Last")
+	expect.Equal(t, w.Fingerprint(), "", "Fingerprint")
 }

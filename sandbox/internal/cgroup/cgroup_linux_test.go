@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"golang.org/x/sys/unix"
@@ -139,9 +140,7 @@ func openHost(t testing.TB) *Host {
 
 func closeHost(t testing.TB, h *Host) {
 	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, h.Close(), nil)
 	})
 }
 
@@ -190,9 +189,7 @@ func sample(t testing.TB, g *Group) Usage {
 func processes(t testing.TB, g *Group) int {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(g.dirs["cpuacct"], "cgroup.procs"))
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, err, nil)
 	return strings.Count(string(b), "\n") - int(g.joined())
 }
 
@@ -227,9 +224,8 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 	}
 	u := sample(t, g)
 	// Version 2 lets a dying process exceed the limit by a few pages.
-	if !u.OOMKilled || !peaked(u, limit*9/10, limit+limit/100) || u.User+u.System == 0 {
-		t.Errorf("got %+v, want a kill at %d and processor time", u, limit)
-	}
+	expect.That(t, u.OOMKilled && peaked(u, limit*9/10, limit+limit/100) && u.User+u.System != 0,
+		"got %+v, want a kill at %d and processor time", u, limit)
 	if u := sample(t, other); u != (Usage{}) {
 		t.Errorf("another group counted %+v", u)
 	}
@@ -280,9 +276,7 @@ func TestProcessesAreLimitedAndCounted(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, err, nil)
 		return u
 	}
 	if u := run(4, 2); u.ForksRefused != 0 || u.PeakProcesses != 3 {
@@ -394,9 +388,8 @@ func TestProcessorLimitAboveThatOfAParent(t *testing.T) {
 			t.Errorf("%d thousandths of a processor below 200: got quota %s, want %s", milliCPUs, quota, want)
 		}
 	}
-	if err := g.Reset(Limits{Unlimited, Unlimited, 1, Unlimited}); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("less than the kernel can enforce: got %v, want EINVAL", err)
-	}
+	expect.Error(t, g.Reset(Limits{Unlimited, Unlimited, 1, Unlimited}), unix.EINVAL,
+		"less than the kernel can enforce")
 }
 
 // TestDisksAreLimited: 4 MiB at 1 MiB per second take seconds, or longer on a busy machine.
@@ -427,19 +420,13 @@ func TestGroupsOfDeadWorkersAreRemoved(t *testing.T) {
 	out, err := self("worker").Output()
 	must.Succeed(t, err)
 	left := strings.Fields(string(out))
-	if len(left) == 0 {
-		t.Fatal("the worker had no groups")
-	}
+	must.Be(t, len(left) != 0, "the worker had no groups")
 	openHost(t) // or any other worker of this host, which may have been faster
 	for _, d := range left {
-		if _, err := os.Stat(filepath.Dir(d)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: got %v, want it removed", d, err)
-		}
+		expect.Error(t, expect.Err(os.Stat(filepath.Dir(d))), os.ErrNotExist, "%s", d)
 	}
 	for _, d := range g.dirs {
-		if _, err := os.Stat(d); err != nil {
-			t.Errorf("group of a living worker: %v", err)
-		}
+		expect.Error(t, expect.Err(os.Stat(d)), nil, "group of a living worker")
 	}
 }
 
@@ -450,9 +437,7 @@ func TestGroupsInOneHierarchyAreRemoved(t *testing.T) {
 		left := filepath.Join(filepath.Dir(dir), fmt.Sprintf("%s%d.left-%s", prefix, os.Getpid(), controller))
 		must.Succeed(t, os.MkdirAll(filepath.Join(left, "slot"), 0o755))
 		openHost(t)
-		if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: got %v, want it removed", left, err)
-		}
+		expect.Error(t, expect.Err(os.Stat(left)), os.ErrNotExist, "%s", left)
 	}
 }
 
@@ -461,9 +446,7 @@ func TestCloseRemovesEveryGroup(t *testing.T) {
 	g := newGroup(t, h, "g")
 	must.Succeed(t, h.Close())
 	for _, d := range g.dirs {
-		if _, err := os.Stat(filepath.Dir(d)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: got %v, want it removed", d, err)
-		}
+		expect.Error(t, expect.Err(os.Stat(filepath.Dir(d))), os.ErrNotExist, "%s", d)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -55,9 +56,7 @@ func TestLocateFindsTheGroupOfThisProcess(t *testing.T) {
 				files(t, filepath.Join(mount, c.shown), map[string]string{"cgroup.procs": fmt.Sprintf("1\n%d\n", os.Getpid())})
 			}
 			got, err := locate(mount, c.group)
-			if got != c.want || (err == nil) != (c.want != "") {
-				t.Errorf("got %q, %v, want %q", got, err, c.want)
-			}
+			expect.That(t, got == c.want && (err == nil) == (c.want != ""), "got %q, %v, want %q", got, err, c.want)
 		})
 	}
 }
@@ -113,15 +112,11 @@ func TestV2LimitsAndCounters(t *testing.T) {
 		User: time.Millisecond, System: time.Millisecond, PeakMemory: 1 << 19, PeakProcesses: 11,
 		ReadBytes: 4097, WrittenBytes: 514, OOMKilled: true, ForksRefused: 3,
 	}
-	if u := sample(t, g); u != want {
-		t.Errorf("got %+v, want %+v", u, want)
-	}
+	expect.Equal(t, sample(t, g), want)
 	must.Succeed(t, g.Reset(noLimits))
 	wantFiles(t, dir, map[string]string{"memory.max": "9223372036854775807", "pids.max": "max", "cpu.max": "max 100000"})
 	files(t, dir, map[string]string{"memory.peak": "0"})
-	if u := sample(t, g); u != (Usage{}) {
-		t.Errorf("after Reset: got %+v, want zeros", u)
-	}
+	expect.Equal(t, sample(t, g), Usage{}, "after Reset")
 	files(t, dir, map[string]string{"pids.events": "max many\n"})
 	if _, err := g.Sample(); err == nil {
 		t.Error("Sample accepted a counter that is not a number")
@@ -158,18 +153,14 @@ func eachLimit(v int64) []Limits {
 func TestLimitWithoutControllerIsUnsupported(t *testing.T) {
 	g := &Group{control: v2{}}
 	for _, l := range eachLimit(1) {
-		if err := g.Reset(l); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("%+v: got %v, want ErrUnsupported", l, err)
-		}
+		expect.Error(t, g.Reset(l), errors.ErrUnsupported, "%+v", l)
 	}
 }
 
 func TestResetRefusesLimitsThatAreNotPositive(t *testing.T) {
 	g, dir := plainV2(t)
 	for _, l := range append(eachLimit(0), eachLimit(-2)...) {
-		if err := g.Reset(l); err == nil {
-			t.Errorf("%+v: got no error", l)
-		}
+		expect.That(t, g.Reset(l) != nil, "%+v: got no error", l)
 	}
 	wantFiles(t, dir, map[string]string{"memory.max": "", "pids.max": "", "cpu.max": ""})
 }
@@ -178,9 +169,7 @@ func TestNewRefusesAnExistingDirectory(t *testing.T) {
 	dir := t.TempDir()
 	files(t, filepath.Join(dir, "g"), nil)
 	h := &Host{mode: V2, dirs: map[string]string{"memory": dir}}
-	if _, err := h.New("g"); !errors.Is(err, os.ErrExist) {
-		t.Errorf("got %v, want ErrExist", err)
-	}
+	expect.Error(t, expect.Err(h.New("g")), os.ErrExist)
 }
 
 // coreV2 returns a version 2 Host without controllers, which hybrid hosts have as well, and the mount point.
@@ -259,14 +248,10 @@ func TestV2WorkerMovesToLeaf(t *testing.T) {
 		if in, err := settle("memory"); in != "unit" || err == nil {
 			t.Errorf("without its controller: in %q, %v, want unit and an error", in, err)
 		}
-		if _, err := os.Stat(filepath.Join(dir, leaf)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the leaf was left behind: %v", err)
-		}
+		expect.Error(t, expect.Err(os.Stat(filepath.Join(dir, leaf))), os.ErrNotExist, "the leaf was left behind")
 	}
 	if in, err := settle(); in != leaf || err != nil {
 		t.Errorf("got %q, %v, want %q", in, err, leaf)
 	}
-	if err := os.Remove(filepath.Join(dir, leaf)); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, os.Remove(filepath.Join(dir, leaf)), nil)
 }

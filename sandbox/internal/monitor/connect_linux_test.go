@@ -5,6 +5,7 @@ package monitor
 import (
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"golang.org/x/sys/unix"
 )
 
@@ -72,8 +73,6 @@ func TestSocketsAreDescribed(t *testing.T) {
 		"AF_NETLINK, protocol 9": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT},
 		"77":                     {77, unix.SOCK_STREAM},
 	} {
-		if got := family(args); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		expect.Equal(t, family(args), want)
 	}
 }

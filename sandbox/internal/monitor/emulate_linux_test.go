@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -54,16 +55,12 @@ func TestForeignCodeIsNotOverwritten(t *testing.T) {
 			p.view.Conditions = sandbox.Conditions{ClockOffset: time.Hour, RandomSeed: 1}
 			r := Start(p.listener, p.view)
 			p.proceed(t)
-			if out := p.end(t); out != c.out {
-				t.Errorf("got %q, want %q", out, c.out)
-			}
+			expect.Equal(t, p.end(t), c.out)
 			got := ""
 			if err := r.Err(); err != nil {
 				got = err.Error()
 			}
-			if got != c.broken {
-				t.Errorf("got %q, want %q", got, c.broken)
-			}
+			expect.Equal(t, got, c.broken)
 		})
 	}
 }
@@ -86,13 +83,10 @@ func TestStubsAreFound(t *testing.T) {
 		}
 	}
 	found, err := findStubs(image)
-	if err != nil || len(found) != there {
-		t.Fatalf("got %d of %d, %v", len(found), there, err)
-	}
+	must.Be(t, err == nil && len(found) == there, "got %d of %d, %v", len(found), there, err)
 	for _, s := range found {
-		if len(s.after) != len(s.before) || bytes.Equal(s.after, s.before) {
-			t.Errorf("%x becomes %x", s.before, s.after)
-		}
+		expect.That(t, len(s.after) == len(s.before) && !bytes.Equal(s.after, s.before),
+			"%x becomes %x", s.before, s.after)
 	}
 	unnamed := bytes.ReplaceAll(image, []byte("__vdso_clock_gettime"), []byte("__vdso_clock_gotten_"))
 	far := slices.Clone(image)
@@ -118,9 +112,7 @@ func TestFrozenClock(t *testing.T) {
 	left := func(thread uint32, at time.Duration, want bool) {
 		t.Helper()
 		d, err := c.remaining(thread, unix.CLOCK_REALTIME, time.Unix(100, 0).Add(at))
-		if err != nil || (d > 0) != want {
-			t.Errorf("thread %d has %v left until %v, %v", thread, d, at, err)
-		}
+		expect.That(t, err == nil && (d > 0) == want, "thread %d has %v left until %v, %v", thread, d, at, err)
 	}
 	read(0)
 	read(tick)
@@ -141,15 +133,11 @@ func TestFrozenClock(t *testing.T) {
 		}
 	}
 	read(1006 * time.Millisecond)
-	if len(c.waits) != 1 {
-		t.Errorf("%d threads wait, want 1", len(c.waits))
-	}
+	expect.That(t, len(c.waits) == 1, "%d threads wait, want 1", len(c.waits))
 	for thread := range uint32(2 * maxWaits) {
 		left(thread, time.Hour, true)
 	}
-	if len(c.waits) > maxWaits {
-		t.Errorf("%d waits are remembered", len(c.waits))
-	}
+	expect.That(t, len(c.waits) <= maxWaits, "%d waits are remembered", len(c.waits))
 }
 
 // TestTimespecMatchesTheKernel: what the kernel rejects is rejected, and late times do not overflow.
@@ -210,9 +198,7 @@ func TestStreamsAreOfPrograms(t *testing.T) {
 		t.Errorf("two seeds give %x and %x", got, other)
 	}
 	slices.Sort(got)
-	if len(slices.Compact(got)) != 5 {
-		t.Errorf("got the same twice: %x", got)
-	}
+	expect.That(t, len(slices.Compact(got)) == 5, "got the same twice: %x", got)
 }
 
 // TestStreamsAreBounded: streams of dead processes are removed.
@@ -221,9 +207,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	const none = 1 << 30 // above any process ID
 	for i := range uint32(20 * fewStreams) {
 		r.keep(none+i, r.derive("program", nil, 0))
-		if len(r.streams) > 2*fewStreams {
-			t.Fatalf("%d streams are kept", len(r.streams))
-		}
+		must.Be(t, len(r.streams) <= 2*fewStreams, "%d streams are kept", len(r.streams))
 	}
 }
 
@@ -232,15 +216,12 @@ func TestTimersEndWithTheMonitor(t *testing.T) {
 	var l delayedAnswers
 	answered := make(chan uint64, 2)
 	l.after(1, time.Millisecond, func() { answered <- 1 })
-	if got := <-answered; got != 1 {
-		t.Errorf("got %d", got)
-	}
+	expect.Equal(t, <-answered, 1)
 	l.after(2, time.Hour, func() { answered <- 2 })
 	l.end()
 	l.after(3, 0, func() { answered <- 3 })
-	if len(answered) > 0 || len(l.timers) != 1 || l.timers[2].Stop() {
-		t.Errorf("%d answers and %d timers after the end", len(answered), len(l.timers))
-	}
+	expect.That(t, len(answered) == 0 && len(l.timers) == 1 && !l.timers[2].Stop(),
+		"%d answers and %d timers after the end", len(answered), len(l.timers))
 }
 
 // TestFrozenClockStaysInItsSecond: 100,000 readings stay in one second; a program that polls for the next one ends.
@@ -250,9 +231,7 @@ func TestFrozenClockStaysInItsSecond(t *testing.T) {
 	for n := range manyReadings {
 		now, err := c.read(unix.CLOCK_REALTIME)
 		must.Succeed(t, err)
-		if now.Unix() != 1_000_000_000 || !now.After(last) {
-			t.Fatalf("reading %d: %v after %v", n, now, last)
-		}
+		must.Be(t, now.Unix() == 1_000_000_000 && now.After(last), "reading %d: %v after %v", n, now, last)
 		last = now
 	}
 	for range 1000 {
@@ -260,9 +239,7 @@ func TestFrozenClockStaysInItsSecond(t *testing.T) {
 		last, err = c.read(unix.CLOCK_REALTIME)
 		must.Succeed(t, err)
 	}
-	if last.Unix() == 1_000_000_000 {
-		t.Error("a program that waits for the next second never ends")
-	}
+	expect.That(t, last.Unix() != 1_000_000_000, "a program that waits for the next second never ends")
 }
 
 // A process may be killed between the reading of one map and of the other: the next one shows the other.

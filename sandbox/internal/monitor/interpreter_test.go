@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // program returns the head of an ELF file with these program headers, each a type and a name.
@@ -49,9 +51,7 @@ func TestInterpreter(t *testing.T) {
 		{"ELF with a table that lies nowhere", string(far), ""},
 		{"32 bits", "\x7fELF\x01\x01" + strings.Repeat("x", 100), ""},
 	} {
-		if got := interpreter(bytes.NewReader([]byte(c.file))); got != c.want {
-			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
-		}
+		expect.Equal(t, interpreter(bytes.NewReader([]byte(c.file))), c.want, "%s", c.name)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -49,9 +50,8 @@ func TestLookupsAreBounded(t *testing.T) {
 	r.recordLookups()
 	close(r.done)
 	events, unrecorded, _ := r.Events()
-	if len(events) != maxKind || unrecorded != 2*maxKind+maxTypes+1 {
-		t.Errorf("got %d events and %d unrecorded ones, want %d and %d", len(events), unrecorded, maxKind, 2*maxKind+maxTypes+1)
-	}
+	expect.That(t, len(events) == maxKind && unrecorded == 2*maxKind+maxTypes+1,
+		"got %d events and %d unrecorded ones, want %d and %d", len(events), unrecorded, maxKind, 2*maxKind+maxTypes+1)
 	if e := events[0]; e.Kind != sandbox.EventConnect || e.Subject != `dns "a\x1b[2J b.0"` || strings.Count(e.Detail, ",") != maxTypes-1 {
 		t.Errorf("got %+v, want the escaped name and %d types", e, maxTypes)
 	}

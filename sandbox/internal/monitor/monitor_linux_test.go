@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -126,9 +127,7 @@ func wantEvents(t *testing.T, p *process, want string) (out string, opened []str
 		t.Errorf("%d unrecorded, got:\n%s\nwant:\n%s\nthe process saw:\n%s", unrecorded, got, want, out)
 	}
 	for _, e := range events {
-		if e.Process != "exe" {
-			t.Errorf("%s: process %q, want exe", e.Subject, e.Process)
-		}
+		expect.That(t, e.Process == "exe", "%s: process %q, want exe", e.Subject, e.Process)
 	}
 	return out, opened
 }
@@ -156,9 +155,7 @@ write /in/through-relative openat
 write /in/up openat
 write /out/in/deeper openat
 `)
-		if !strings.Contains(out, "create absolute: \n") {
-			t.Errorf("a reported call does not continue: %s", out)
-		}
+		expect.Text(t, out, "create absolute: \n", "a reported call does not continue")
 	})
 }
 
@@ -197,9 +194,7 @@ func TestMemoryMatchesTheKernel(t *testing.T) {
 write /in/end openat
 `)
 	const want = "end: \ncrosses: \nunterminated: EFAULT\ntoo long: ENAMETOOLONG\nunmapped: EFAULT\nnil: EFAULT\n"
-	if out != want {
-		t.Errorf("the process saw:\n%s\nwant:\n%s", out, want)
-	}
+	expect.That(t, out == want, "the process saw:\n%s\nwant:\n%s", out, want)
 }
 
 func TestThreads(t *testing.T) {
@@ -216,9 +211,8 @@ func TestManyPathsAreCounted(t *testing.T) {
 	p.proceed(t)
 	p.end(t)
 	events, unrecorded, _ := r.Events()
-	if len(events) != sandbox.MaxEvents/5 || unrecorded != 10_000-sandbox.MaxEvents/5 {
-		t.Errorf("got %d events and %d unrecorded", len(events), unrecorded)
-	}
+	expect.That(t, len(events) == sandbox.MaxEvents/5 && unrecorded == 10_000-sandbox.MaxEvents/5,
+		"got %d events and %d unrecorded", len(events), unrecorded)
 }
 
 // TestSearchOfAProgram: a program that is found in the end was not missing.
@@ -418,9 +412,7 @@ func TestKilledAfterReceive(t *testing.T) {
 	w := newSession(p.listener, p.view)
 	n, err := w.queue.receive()
 	must.Succeed(t, err)
-	if !w.queue.valid(n.ID) {
-		t.Error("a call that waits is not valid")
-	}
+	expect.That(t, w.queue.valid(n.ID), "a call that waits is not valid")
 	kill(t, p)
 	n.PID = uint32(os.Getpid())
 	if w.openRoot(&n); w.root >= 0 {

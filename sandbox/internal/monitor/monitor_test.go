@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestLongerDirectoryDecides(t *testing.T) {
@@ -39,9 +41,7 @@ func TestIgnoredPaths(t *testing.T) {
 		"/proc": false, "/proc/": false, "/proc/cpuinfo": false, "/proc/selfish": false, "/procself": false,
 		"/proc/sys/kernel/core_pattern": false, "self": false, "12": false,
 	} {
-		if ignored(p) != want {
-			t.Errorf("%s: got %t", p, !want)
-		}
+		expect.That(t, ignored(p) == want, "%s: got %t", p, !want)
 	}
 }
 
@@ -52,9 +52,7 @@ func TestTextIsHarmless(t *testing.T) {
 	r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/" + strings.Repeat("long/", 1000) + "end"})
 	close(r.done)
 	events, _, _ := r.Events()
-	if len(events) != 2 {
-		t.Fatalf("got %v", events)
-	}
+	must.Be(t, len(events) == 2, "got %v", events)
 	if e := events[1]; e.Subject != `/a\x1b[2J\n\xff\u202e` || e.Process != `x\ny` {
 		t.Errorf("got %q by %q", e.Subject, e.Process)
 	}
@@ -91,9 +89,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	for i := range maxExecuted + 10 {
 		r.record(sandbox.Event{Kind: inputExecuted, Subject: name(i)})
 	}
-	if len(r.opened) != maxOpened || len(r.programs) != maxPrograms || len(r.executed) != maxExecuted {
-		t.Errorf("got %d, %d and %d", len(r.opened), len(r.programs), len(r.executed))
-	}
+	expect.That(t, len(r.opened) == maxOpened && len(r.programs) == maxPrograms && len(r.executed) == maxExecuted,
+		"got %d, %d and %d", len(r.opened), len(r.programs), len(r.executed))
 	close(r.done)
 	if _, all := r.Executed(); all {
 		t.Error("Executed reports a truncated list as complete")
@@ -134,9 +131,8 @@ func TestCallsLeaveRoomForTheNetwork(t *testing.T) {
 	close(r.done)
 	events, unrecorded, _ := r.Events()
 	for _, subject := range late {
-		if !slices.ContainsFunc(events, func(e sandbox.Event) bool { return e.Subject == subject }) {
-			t.Errorf("%s is not recorded", subject)
-		}
+		expect.That(t, slices.ContainsFunc(events, func(e sandbox.Event) bool { return e.Subject == subject }),
+			"%s is not recorded", subject)
 	}
 	if unrecorded != 3*maxKind-maxKind/2 {
 		t.Errorf("got %d unrecorded events, want %d", unrecorded, 3*maxKind-maxKind/2)

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -245,9 +246,8 @@ func TestOtherArchitecturesGetSIGSYS(t *testing.T) {
 		sandboxtest.Unavailable(t, "ia32", fmt.Sprintf("this kernel executes no 32-bit programs: %v", err))
 	}
 	out, err := start(t, "exec ulimit -c 0; "+program+"; echo $?")
-	if err != nil || !strings.HasSuffix(strings.TrimSpace(out), fmt.Sprint(128+int(unix.SIGSYS))) {
-		t.Errorf("got %v\n%s\nwant exit code %d", err, out, 128+int(unix.SIGSYS))
-	}
+	expect.That(t, err == nil && strings.HasSuffix(strings.TrimSpace(out), fmt.Sprint(128+int(unix.SIGSYS))),
+		"got %v\n%s\nwant exit code %d", err, out, 128+int(unix.SIGSYS))
 }
 
 // TestToolsWork runs common tools as far as they are installed.

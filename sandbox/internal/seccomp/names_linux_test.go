@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -33,8 +34,6 @@ func TestNames(t *testing.T) {
 			}
 			delete(want, fmt.Sprint(nr))
 		}
-		if len(want) > 0 {
-			t.Errorf("%s: the calls %v have no name", name, want)
-		}
+		expect.That(t, len(want) == 0, "%s: the calls %v have no name", name, want)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -294,9 +295,7 @@ func TestVerdicts(t *testing.T) {
 		}
 	})
 	for _, nr := range []uint32{uint32(len(names)), 1 << 20, 1 << 30, 1<<30 | 1, 1<<30 | unix.SYS_EXECVE, 1 << 31, 1<<32 - 1} {
-		if got := answers(t, call{nr: nr, arch: arch}); got != silent {
-			t.Errorf("unknown number %#x: got %s", nr, got)
-		}
+		expect.Equal(t, answers(t, call{nr: nr, arch: arch}), silent, "unknown number %#x", nr)
 	}
 	for _, nr := range []uint32{unix.SYS_LISTEN, unix.SYS_BIND} {
 		for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
@@ -359,9 +358,7 @@ func TestChangedConditionsAreNotified(t *testing.T) {
 			must.Succeed(t, err)
 			words = append(words, word(a))
 		}
-		if got := strings.Join(words, " "); got != x.want {
-			t.Errorf("%s(%#x): got %s, want %s", x.name, x.args, got, x.want)
-		}
+		expect.Equal(t, strings.Join(words, " "), x.want, "%s(%#x)", x.name, x.args)
 	}
 }
 
@@ -475,32 +472,22 @@ func TestEveryCallHasOneRule(t *testing.T) {
 		if name == "" {
 			continue
 		}
-		if known[name] {
-			t.Errorf("%s has two numbers", name)
-		}
+		expect.That(t, !known[name], "%s has two numbers", name)
 		known[name] = true
-		if count[name] != 1 {
-			t.Errorf("%s is in %d rules: it must be in one", name, count[name])
-		}
+		expect.That(t, count[name] == 1, "%s is in %d rules: it must be in one", name, count[name])
 	}
 	inInit := map[string]bool{}
 	for _, r := range initRules {
 		for name := range strings.FieldsSeq(r.calls) {
-			if inInit[name] {
-				t.Errorf("%s is twice in the rules of pid 1", name)
-			}
+			expect.That(t, !inInit[name], "%s is twice in the rules of pid 1", name)
 			inInit[name] = true
-			if count[name] == 0 {
-				t.Errorf("%s is in the rules of pid 1 alone", name)
-			}
+			expect.That(t, count[name] != 0, "%s is in the rules of pid 1 alone", name)
 		}
 	}
 	// amd64 has every call that there is; a name that it does not know is misspelt.
 	if runtime.GOARCH == "amd64" {
 		for name := range count {
-			if !known[name] {
-				t.Errorf("%s is in a rule and in no table of numbers", name)
-			}
+			expect.That(t, known[name], "%s is in a rule and in no table of numbers", name)
 		}
 	}
 }
@@ -538,14 +525,11 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 		}
 	}
 	for _, v := range []verdict{refuse, lookup, report, listen, binding, clock, random, startup, openRead, statFile, statOpen, listing} {
-		if notified[v] == 0 {
-			t.Errorf("nothing with the verdict %d was notified: the test tries nothing", v)
-		}
+		expect.That(t, notified[v] != 0, "nothing with the verdict %d was notified: the test tries nothing", v)
 	}
 	for _, nr := range []int{-1, len(names)} {
-		if Errno(nr) != unix.ENOSYS || Permitted(nr, [6]uint64{}) {
-			t.Errorf("the number %d, which is out of range, is known", nr)
-		}
+		expect.That(t, Errno(nr) == unix.ENOSYS && !Permitted(nr, [6]uint64{}),
+			"the number %d, which is out of range, is known", nr)
 	}
 }
 
@@ -553,9 +537,7 @@ func TestName(t *testing.T) {
 	for nr, want := range map[int]string{
 		unix.SYS_MOUNT: "mount", unix.SYS_READ: "read", 999: "syscall 999", -1: "syscall -1",
 	} {
-		if got := Name(nr); got != want {
-			t.Errorf("%d: got %q, want %q", nr, got, want)
-		}
+		expect.Equal(t, Name(nr), want, "%d", nr)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -30,16 +31,12 @@ func TestTruncatedPacketCostsNoOther(t *testing.T) {
 	must.Succeed(t, syscall.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	must.Succeed(t, syscall.Setrlimit(unix.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(free), Max: before.Max}))
 	_, fds, err := Receive(sv[1])
-	if restoreErr := syscall.Setrlimit(unix.RLIMIT_NOFILE, &before); restoreErr != nil {
-		t.Fatal(restoreErr)
-	}
-	if !errors.Is(err, ErrTruncated) || len(fds) > 0 {
-		t.Errorf("got %v, %v, want no descriptors and ErrTruncated", fds, err)
-	}
+	must.Succeed(t, syscall.Setrlimit(unix.RLIMIT_NOFILE, &before))
+	expect.That(t, errors.Is(err, ErrTruncated) && len(fds) == 0,
+		"got %v, %v, want no descriptors and ErrTruncated", fds, err)
 	packet, fds, err := Receive(sv[1])
-	if err != nil || string(packet) != "second" || len(fds) != 1 {
-		t.Errorf("next packet: got %q, %v, %v, want second with one descriptor", packet, fds, err)
-	}
+	expect.That(t, err == nil && string(packet) == "second" && len(fds) == 1,
+		"next packet: got %q, %v, %v, want second with one descriptor", packet, fds, err)
 	closeAll(fds)
 }
 
@@ -66,9 +63,7 @@ func TestEndComesAfterTheLastPacket(t *testing.T) {
 	var sending sync.WaitGroup
 	sending.Go(func() {
 		for fd := range ends {
-			if err := Send(fd, []byte("last words")); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, Send(fd, []byte("last words")), nil)
 			unix.Close(fd)
 		}
 	})
@@ -90,8 +85,7 @@ func TestEndComesAfterTheLastPacket(t *testing.T) {
 			}
 		}
 		unix.Close(sv[0])
-		if string(got) != "last words" || !errors.Is(err, os.ErrClosed) {
-			t.Fatalf("pair %d: got %q and then %v, want the packet and then ErrClosed", i, got, err)
-		}
+		must.Be(t, string(got) == "last words" && errors.Is(err, os.ErrClosed),
+			"pair %d: got %q and then %v, want the packet and then ErrClosed", i, got, err)
 	}
 }
