@@ -9,6 +9,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // Approve is called only for cacheable results.
@@ -36,9 +37,8 @@ func TestOnlyApprovedResultsAreCached(t *testing.T) {
 	b.do(&Task{Action: action, Approve: approve(true), Variation: &Variation{}})
 	alone := b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })
 	b.do(&Task{Action: alone, Approve: approve(true)})
-	if asked != 1 || b.recorded(action) || b.recorded(alone) {
-		t.Errorf("got %d calls for uncacheable results", asked-1)
-	}
+	expect.That(t, asked == 1 && !b.recorded(action) && !b.recorded(alone),
+		"got %d calls for uncacheable results", asked-1)
 	if b.do(&Task{Action: action, Approve: approve(true)}); asked != 2 || !b.recorded(action) {
 		t.Error("the approved result is not cached")
 	}

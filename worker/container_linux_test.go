@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // An imageRoot is what Root returns for an image.
@@ -128,9 +129,8 @@ func TestUnpinnedImages(t *testing.T) {
 		}
 		task := Task{Action: action}
 		first, err := c.Admit(t.Context(), &task)
-		if err != nil || task.Image != pinnedOne {
-			t.Fatalf("image %q: got %q, %v, want the digest of the tag", row.image, task.Image, err)
-		}
+		must.Be(t, err == nil && task.Image == pinnedOne,
+			"image %q: got %q, %v, want the digest of the tag", row.image, task.Image, err)
 		if row.image == "" {
 			continue
 		}
@@ -151,9 +151,7 @@ func TestLostImages(t *testing.T) {
 	c.needsRoots()
 	s := c.withImages()
 	admission, err := c.Admit(t.Context(), &Task{Action: c.actionOf(&rootRun{script: "true", platform: platform("container-image", "docker://"+pinnedOne)})})
-	if err != nil || admission.Pull == nil {
-		t.Fatalf("Admit got %+v, %v, want a Pull", admission, err)
-	}
+	must.Be(t, err == nil && admission.Pull != nil, "Admit got %+v, %v, want a Pull", admission, err)
 	if err := admission.Pull(t.Context()); err != nil || len(s.stale) != 1 {
 		t.Fatalf("Pull got %v and %d calls for the image, want 1", err, len(s.stale))
 	}
@@ -207,7 +205,5 @@ func TestRefusedImages(t *testing.T) {
 	}
 	c.cfg.Features.Root = false
 	_, err := c.Admit(t.Context(), &Task{Action: c.actionOf(&rootRun{script: "true", platform: platform("container-image", "docker://"+pinnedOne)})})
-	if f := wantFault(t, "a kernel without root file systems", err, FaultUnmet); !errors.Is(f, sandbox.ErrUnsupported) {
-		t.Errorf("got %v, want sandbox.ErrUnsupported", f)
-	}
+	expect.Error(t, wantFault(t, "a kernel without root file systems", err, FaultUnmet), sandbox.ErrUnsupported)
 }

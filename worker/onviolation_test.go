@@ -112,9 +112,8 @@ func TestViolationsThatCount(t *testing.T) {
 					t.Errorf("got server log\n%s", b.text(out))
 				}
 			}
-			if c.result.KilledForViolation && !slices.Contains(kill, sandbox.EventConnect) {
-				t.Errorf("the Spec kills for %v", kill)
-			}
+			expect.That(t, !c.result.KilledForViolation || slices.Contains(kill, sandbox.EventConnect),
+				"the Spec kills for %v", kill)
 		})
 	}
 }

@@ -110,9 +110,8 @@ func TestIgnoredImagesAreReported(t *testing.T) {
 		told     bool
 	}{{"CppCompile", true}, {"CppCompile", false}, {"CppLink", true}} {
 		out := b.do(&Task{Action: action, Mnemonic: c.mnemonic, SkipCacheLookup: true})
-		if got := strings.Contains(out.Message, want); got != c.told {
-			t.Errorf("%s: got message %q, want the image in it: %t", c.mnemonic, out.Message, c.told)
-		}
+		expect.That(t, strings.Contains(out.Message, want) == c.told,
+			"%s: got message %q, want the image in it: %t", c.mnemonic, out.Message, c.told)
 		expect.Slices(t, executionOf(t, out).IgnoredProperties, []string{"container-image=docker://a/b:1"}, "%s",
 			c.mnemonic)
 	}

@@ -152,9 +152,7 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 		"log bytes": func(b *bench, _ *Task) { b.cfg.LogBytes = 1000 },
 		"exit code": func(b *bench, _ *Task) { b.backend.run = ended(1) },
 	} {
-		if got := hash(change); got == usual {
-			t.Errorf("%s does not change the stable hash", name)
-		}
+		expect.That(t, hash(change) != usual, "%s does not change the stable hash", name)
 	}
 }
 

@@ -320,9 +320,7 @@ func TestRootIsStagedOnce(t *testing.T) {
 			all = append(all, <-staged)
 		}
 		for _, r := range all {
-			if r.Image != all[0].Image || !r.Valid() {
-				t.Errorf("got %s, want %s for all", r.Image, all[0].Image)
-			}
+			expect.That(t, r.Image == all[0].Image && r.Valid(), "got %s, want %s for all", r.Image, all[0].Image)
 			r.Release()
 		}
 		again := stage()

@@ -121,9 +121,7 @@ func TestRule068_CachedFailureIsIgnored(t *testing.T) {
 
 func TestRule108_TimeoutHasResult(t *testing.T) {
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
-		if spec.Timeout != time.Second && spec.Timeout != time.Hour {
-			t.Errorf("got timeout %v", spec.Timeout)
-		}
+		expect.That(t, spec.Timeout == time.Second || spec.Timeout == time.Hour, "got timeout %v", spec.Timeout)
 		std.Stdout.Write([]byte("partial"))
 		expect.Error(t, out.WriteFile("o/x", []byte("half"), 0o644), nil)
 		return &sandbox.Result{ExitCode: 143, Signal: 15, Stopped: true}

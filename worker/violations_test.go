@@ -45,9 +45,8 @@ func TestViolationsAreReported(t *testing.T) {
 	for _, part := range []string{action.String(), "target //a:b", "mnemonic Genrule", "invocation i-1", `profile "build"`, "exit code 1", connect.String()} {
 		expect.Text(t, text, part, "the audit log")
 	}
-	if want := []*Violations{{ExitCode: 1, Events: []sandbox.Event{connect}}}; cmp.Diff(want, b.audited) != "" {
-		t.Errorf("got audit %+v", b.audited)
-	}
+	expect.That(t, cmp.Diff([]*Violations{{ExitCode: 1, Events: []sandbox.Event{connect}}}, b.audited) == "",
+		"got audit %+v", b.audited)
 	want := []*cloisterpb.Event{{Kind: "connect", Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 3}}
 	expect.Equal(t, cmp.Diff(want, b.execution(out).Events, protocmp.Transform()), "", "events of the metadata (-want +got)")
 }

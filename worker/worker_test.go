@@ -290,9 +290,8 @@ func TestSealExplainsFailure(t *testing.T) {
 		if strings.Contains(c.says, "cloister:") && out.Message != c.says {
 			t.Errorf("%s: got message %q, want %q", c.name, out.Message, c.says)
 		}
-		if failed := c.code != StatusOK || c.ran.ExitCode != 0; failed != (out.Reproduce != "") {
-			t.Errorf("%s: got command %q, want one: %v", c.name, out.Reproduce, failed)
-		}
+		expect.Equal(t, c.code != StatusOK || c.ran.ExitCode != 0, out.Reproduce != "",
+			"%s: got command %q, want one", c.name, out.Reproduce)
 	}
 }
 

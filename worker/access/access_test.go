@@ -359,9 +359,7 @@ func TestEveryMethodHasARight(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: nobody, anonymous: true, rights: [{read: none}]}]"), nil)
 	expect.Error(t, access.Check(s.info), nil)
 	s.info["strange.Service"] = grpc.ServiceInfo{Methods: []grpc.MethodInfo{{Name: "Do"}}}
-	if err := access.Check(s.info); err == nil || !strings.Contains(err.Error(), "/strange.Service/Do") {
-		t.Errorf("a method without a right: %v", err)
-	}
+	expect.Message(t, access.Check(s.info), "/strange.Service/Do", "a method without a right")
 	conn := s.dial(nil, "")
 	for name, call := range calls {
 		err := call(t.Context(), conn, "main")
@@ -369,9 +367,8 @@ func TestEveryMethodHasARight(t *testing.T) {
 			t.Errorf("%s without a right: %v", name, err)
 		}
 	}
-	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
-		t.Errorf("health: %v", err)
-	}
+	expect.Error(t, expect.Err(healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})), nil,
+		"health")
 }
 
 // TestRule131_RightsAreApart checks that each right permits exactly its methods, in its instances only, and that
@@ -451,15 +448,13 @@ func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 		client := cloisterpb.NewFleetClient(s.dial(nil, "Bearer "+who))
 		for name, call := range calls {
 			err := call(t.Context(), client)
-			if want := strings.Contains(" "+may[who]+" ", " "+name+" "); passed(err) != want {
-				t.Errorf("%s with %s: %v", name, who, err)
-			}
+			expect.That(t, passed(err) == strings.Contains(" "+may[who]+" ", " "+name+" "),
+				"%s with %s: %v", name, who, err)
 		}
 		for callers, list := range lists {
 			err := list(t.Context(), s.dial(nil, "Bearer "+who))
-			if want := strings.Contains(" "+callers+" ", " "+who+" "); passed(err) != want {
-				t.Errorf("%s lists all instances: got %v, want success only for %s", who, err, callers)
-			}
+			expect.That(t, passed(err) == strings.Contains(" "+callers+" ", " "+who+" "),
+				"%s lists all instances: got %v, want success only for %s", who, err, callers)
 		}
 	}
 	expect.That(t, !rules.Reads(t.Context(), "main"), "a context without a call may read")
@@ -512,9 +507,7 @@ func TestRule131_NoCredential(t *testing.T) {
 		}
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer other")
-	if err := calls["Read"](ctx, s.dial(nil, "Bearer secret-token"), ""); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("two headers: %v", err)
-	}
+	expect.Code(t, calls["Read"](ctx, s.dial(nil, "Bearer secret-token"), ""), codes.Unauthenticated, "two headers")
 	expect.Error(t, calls["BatchReadBlobs"](t.Context(), s.dial(nil, "bearer  secret-token"), ""), nil, "the token")
 }
 
@@ -527,12 +520,10 @@ callers:
   - {name: guest, anonymous: true, rights: [read]}
 `), nil)
 	expect.Error(t, calls["BatchReadBlobs"](t.Context(), s.dial(nil, ""), "any"), nil)
-	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer x"), "any"); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("with a wrong token: %v", err)
-	}
-	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer t"), "any"); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("with a token that may less: %v", err)
-	}
+	expect.Code(t, calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer x"), "any"), codes.Unauthenticated,
+		"with a wrong token")
+	expect.Code(t, calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer t"), "any"), codes.PermissionDenied,
+		"with a token that may less")
 }
 
 // TestRule005_006_CapabilitiesOfTheCaller checks that exec_enabled and update_enabled reflect the caller's rights.
@@ -636,9 +627,8 @@ callers:
 				t.Errorf("%s in %s: %v", instance, other, err)
 			}
 		}
-		if err := calls["BatchReadBlobs"](t.Context(), connect(theirs, template, s), instance); err == nil {
-			t.Errorf("%s: a certificate that another authority signed is taken", instance)
-		}
+		expect.That(t, calls["BatchReadBlobs"](t.Context(), connect(theirs, template, s), instance) != nil,
+			"%s: a certificate that another authority signed is taken", instance)
 	}
 	for name, template := range map[string]*x509.Certificate{
 		"two common names": {Subject: pkix.Name{CommonName: "laptop-7", ExtraNames: []pkix.AttributeTypeAndValue{
@@ -647,9 +637,8 @@ callers:
 		"none": nil, "unknown": {Subject: pkix.Name{CommonName: "laptop-70"}},
 		"a name of another kind": {DNSNames: []string{"laptop-7"}, Subject: pkix.Name{CommonName: "ci.example.com"}},
 	} {
-		if err := calls["BatchReadBlobs"](t.Context(), connect(ours, template, s), "cn"); status.Code(err) != codes.Unauthenticated {
-			t.Errorf("certificate %s: %v", name, err)
-		}
+		expect.Code(t, calls["BatchReadBlobs"](t.Context(), connect(ours, template, s), "cn"), codes.Unauthenticated,
+			"certificate %s", name)
 	}
 	demanded := must.Get(pair.Server(ours.file, true))(t)
 	closed := serve(t, rules, demanded)
@@ -715,9 +704,7 @@ callers:
 			} else if c.instance == instance {
 				want = codes.OK
 			}
-			if err := calls["BatchReadBlobs"](t.Context(), conn, instance); status.Code(err) != want {
-				t.Errorf("%s in %s: got %v, want %v", c.uris, instance, err, want)
-			}
+			expect.Code(t, calls["BatchReadBlobs"](t.Context(), conn, instance), want, "%s in %s", c.uris, instance)
 		}
 	}
 }
@@ -767,9 +754,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 	other, otherKey := a.pair(loopback)
 	for _, names := range [][2]string{{cert, otherKey}, {other, key}, {other, "/nonexistent"}, {key, otherKey}} {
-		if _, err := transport.NewPair(first(names[0], names[1])); err == nil {
-			t.Errorf("%v are no pair", names)
-		}
+		expect.That(t, expect.Err(transport.NewPair(first(names[0], names[1]))) != nil, "%v are no pair", names)
 	}
 	a.sign(loopback, cert, key)
 	touch()
@@ -813,9 +798,8 @@ func TestStrangersMustHurry(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		must.Succeed(t, known.SendMsg(&repb.FindMissingBlobsRequest{}))
-		if err := errors.Join(known.CloseSend(), known.RecvMsg(&repb.FindMissingBlobsResponse{})); err != nil {
-			t.Errorf("a slow caller: %v", err)
-		}
+		expect.Error(t, errors.Join(known.CloseSend(), known.RecvMsg(&repb.FindMissingBlobsResponse{})), nil,
+			"a slow caller")
 		alive.Shutdown()
 		if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_NOT_SERVING {
 			t.Errorf("health, later: %v, %v", m, err)

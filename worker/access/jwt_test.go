@@ -160,9 +160,7 @@ callers:
 		"a signature cut":            strings.TrimSuffix(valid, last),
 		"a header that is no object": b64([]byte(`[]`)) + "." + parts[1] + "." + parts[2],
 	} {
-		if err := call(token); status.Code(err) != codes.Unauthenticated {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Code(t, call(token), codes.Unauthenticated, "%s", name)
 	}
 }
 
@@ -244,8 +242,6 @@ func TestKeySet(t *testing.T) {
 		"a secret PEM":      pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}),
 		"broken JSON":       []byte(`{"keys": [`),
 	} {
-		if _, err := read(bad); err == nil {
-			t.Errorf("%s is taken for a public key", name)
-		}
+		expect.That(t, expect.Err(read(bad)) != nil, "%s is taken for a public key", name)
 	}
 }

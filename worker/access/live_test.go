@@ -110,12 +110,8 @@ func TestFailClosed(t *testing.T) {
 	check := func(when string, wantCI, wantStranger codes.Code, stale bool) {
 		t.Helper()
 		live.Look()
-		if err := calls["BatchReadBlobs"](t.Context(), ci, ""); status.Code(err) != wantCI {
-			t.Errorf("%s: got %v, want %v", when, err, wantCI)
-		}
-		if err := calls["BatchReadBlobs"](t.Context(), stranger, ""); status.Code(err) != wantStranger {
-			t.Errorf("%s: a stranger: got %v, want %v", when, err, wantStranger)
-		}
+		expect.Code(t, calls["BatchReadBlobs"](t.Context(), ci, ""), wantCI, "%s", when)
+		expect.Code(t, calls["BatchReadBlobs"](t.Context(), stranger, ""), wantStranger, "%s: a stranger", when)
 		if err := live.Stale(); (err != nil) != stale {
 			t.Errorf("%s: Stale: got %v", when, err)
 		}

@@ -103,9 +103,7 @@ func TestFileThatDoesNotAnswerAtStart(t *testing.T) {
 			<-hung
 			return nil, nil
 		})
-		if err == nil || !strings.Contains(err.Error(), "auth.yaml or a file that it names does not answer") {
-			t.Errorf("got %v", err)
-		}
+		expect.Message(t, err, "auth.yaml or a file that it names does not answer")
 	})
 }
 
@@ -161,9 +159,7 @@ func TestRevokedWorkerStopsWaiting(t *testing.T) {
 			}
 			write(t, name, []byte("version: 1\ncallers:\n"+c.changed+entry("other", "{work: [main, main/*]}")))
 			live.Look()
-			if err := <-ended["w"]; status.Code(err) != c.want {
-				t.Errorf("got %v, want %v", err, c.want)
-			}
+			expect.Code(t, <-ended["w"], c.want)
 			select {
 			case err := <-ended["other"]:
 				t.Errorf("the other worker got %v", err)

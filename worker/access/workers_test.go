@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
 )
 
 // serveWorkers starts a server with the services of the workers' port over an in-memory store.
@@ -50,32 +49,24 @@ callers:
 `)
 	s := serveWorkers(t, rules)
 	expect.Error(t, access.CheckWorkers(s.info), nil)
-	if err := access.Check(s.info); err == nil || !strings.Contains(err.Error(), "OperationQueue") {
-		t.Errorf("the clients' port has the queue of workers: %v", err)
-	}
+	expect.Message(t, access.Check(s.info), "OperationQueue", "the clients' port has the queue of workers")
 	worker, client, clients := s.dial(nil, "Bearer work"), s.dial(nil, "Bearer client"), serve(t, rules, nil)
 	for _, name := range served {
 		for _, instance := range []string{"main", "team/a"} {
 			if err := calls[name](t.Context(), worker, instance); !passed(err) {
 				t.Errorf("%s of a worker in %s: %v", name, instance, err)
 			}
-			if err := calls[name](t.Context(), client, instance); status.Code(err) != codes.PermissionDenied {
-				t.Errorf("%s of a client at the workers' port: %v", name, err)
-			}
+			expect.Code(t, calls[name](t.Context(), client, instance), codes.PermissionDenied,
+				"%s of a client at the workers' port", name)
 		}
 		if err := calls[name](t.Context(), worker, "other"); passed(err) && name != "GetCapabilities" {
 			t.Errorf("%s of a worker in another instance passes", name)
 		}
-		if err := calls[name](t.Context(), s.dial(nil, ""), "main"); status.Code(err) != codes.Unauthenticated {
-			t.Errorf("%s of nobody: %v", name, err)
-		}
-		if err := calls[name](t.Context(), clients.dial(nil, "Bearer work"), "main"); passed(err) {
-			t.Errorf("%s of a worker at the clients' port passes", name)
-		}
+		expect.Code(t, calls[name](t.Context(), s.dial(nil, ""), "main"), codes.Unauthenticated, "%s of nobody", name)
+		expect.That(t, !passed(calls[name](t.Context(), clients.dial(nil, "Bearer work"), "main")),
+			"%s of a worker at the clients' port passes", name)
 	}
-	if err := synchronize(t.Context(), s.dial(nil, ""), "main"); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("work for nobody: %v", err)
-	}
+	expect.Code(t, synchronize(t.Context(), s.dial(nil, ""), "main"), codes.Unauthenticated, "work for nobody")
 	if _, err := healthpb.NewHealthClient(s.dial(nil, "")).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
 		t.Errorf("health: %v", err)
 	}

@@ -455,9 +455,8 @@ func TestTextCannotForgeLines(t *testing.T) {
 		if want == "\x9b31m" {
 			want = `\x9b31m` // not UTF-8
 		}
-		if r.Events[0].Subject != want || r.Target != want {
-			t.Errorf("got %q and %q, want %q", r.Target, r.Events[0].Subject, want)
-		}
+		expect.That(t, r.Events[0].Subject == want && r.Target == want,
+			"got %q and %q, want %q", r.Target, r.Events[0].Subject, want)
 		lines := r.Lines("")
 		expect.That(t, len(lines) == 1, "%q: got %d lines for one event: %q", want, len(lines), lines)
 		for _, text := range append(lines, strings.ReplaceAll(r.Text(), "\n", " ")) {

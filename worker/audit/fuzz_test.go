@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 )
@@ -41,23 +42,15 @@ func FuzzRead(f *testing.F) {
 		must.Succeed(t, os.WriteFile(path, b, 0o600))
 		size, last := 0, uint64(0)
 		readErr := audit.Read(dir, func(r audit.Record) error {
-			if r.Seq != last+1 {
-				t.Errorf("entry %d after %d", r.Seq, last)
-			}
-			if r.Text() == "" {
-				t.Error("Text returned \"\"")
-			}
+			expect.That(t, r.Seq == last+1, "entry %d after %d", r.Seq, last)
+			expect.That(t, r.Text() != "", "Text returned \"\"")
 			r.Lines("")
 			last, size = r.Seq, size+len(r.JSON())+1
 			return nil
 		})
-		if readErr != nil && !errors.Is(readErr, audit.ErrTampered) {
-			t.Errorf("got %v, want ErrTampered", readErr)
-		}
+		expect.That(t, readErr == nil || errors.Is(readErr, audit.ErrTampered), "got %v, want ErrTampered", readErr)
 		report, err := audit.Verify(dir, "")
-		if (err == nil) != (readErr == nil) {
-			t.Fatalf("Read: %v; Verify: %v", readErr, err)
-		}
+		must.Be(t, (err == nil) == (readErr == nil), "Read: %v; Verify: %v", readErr, err)
 		if err == nil && (report.Entries != last || int64(size)+report.Unfinished != int64(len(b))) {
 			t.Errorf("got %+v for %d bytes, and read %d bytes in %d entries", report, len(b), size, last)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -22,13 +23,10 @@ func FuzzStreamName(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name string) {
 		id, _, readErr := split(name, reading)
-		if readErr == nil && !strings.HasSuffix("/"+name, "/logstreams/"+id) {
-			t.Errorf("split(%q) = %q", name, id)
-		}
+		expect.That(t, readErr != nil || strings.HasSuffix("/"+name, "/logstreams/"+id), "split(%q) = %q", name, id)
 		id, token, writeErr := split(name, writing)
-		if writeErr == nil && !strings.HasSuffix("/"+name, "/logstreams/"+id+"/"+token) {
-			t.Errorf("split(%q) = %q, %q", name, id, token)
-		}
+		expect.That(t, writeErr != nil || strings.HasSuffix("/"+name, "/logstreams/"+id+"/"+token),
+			"split(%q) = %q, %q", name, id, token)
 		if writeErr == nil && readErr == nil && !strings.HasSuffix("/"+name, "/logstreams/logstreams/"+token) {
 			t.Errorf("split(%q) succeeds for reading and for writing", name)
 		}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/compare"
@@ -94,9 +95,7 @@ func TestTemporaryPathNamesNoFactor(t *testing.T) {
 		return "made by way of " + toss(coins, 0.1, "/tmp/tmp.aX3kQ9/out", "/tmp/tmp.bY4mR7/out") + "\n"
 	})
 	for verdict := range got {
-		if !strings.HasPrefix(verdict, `factors "", path by ""`) {
-			t.Errorf("got %v, want no factor in any", got)
-		}
+		expect.That(t, strings.HasPrefix(verdict, `factors "", path by ""`), "got %v, want no factor in any", got)
 	}
 }
 
@@ -105,9 +104,7 @@ func TestTemporaryPathOfRandomNumbers(t *testing.T) {
 	got := verdictsOfCoins(t, func(coins *rand.Rand, v *worker.Variation) string {
 		return fmt.Sprintf("made by way of /tmp/tmp.aX%04d/out\n", observedSeed(coins, v)%10_000)
 	})
-	if len(got) != 1 || got[`factors "random", path by "random"`] != seeds {
-		t.Errorf("got %v", got)
-	}
+	expect.That(t, len(got) == 1 && got[`factors "random", path by "random"`] == seeds, "got %v", got)
 }
 
 // TestPairsAreComparedOnce: in a file with many random values, each pair of runs is compared about as often as in one

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 )
@@ -80,9 +81,8 @@ func TestExecutableBitIsADifference(t *testing.T) {
 		o.Result.OutputFiles[0].IsExecutable = t.Variation.Conditions.Umask == 0o077
 	}}
 	v := check(t, s.action(), o)
-	if v.Result != repro.Differs || len(v.Differences) != 1 || v.Differences[0].What != "executable" {
-		t.Errorf("got %s, %+v", v.Result, v.Differences)
-	}
+	expect.That(t, v.Result == repro.Differs && len(v.Differences) == 1 && v.Differences[0].What == "executable",
+		"got %s, %+v", v.Result, v.Differences)
 }
 
 func TestFiftyOutputsAreExplained(t *testing.T) {

@@ -5,8 +5,9 @@ package repro
 import (
 	"bytes"
 	"encoding/binary"
-	"slices"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestUsableLocalesPrefersLocaleSorting(t *testing.T) {
@@ -18,9 +19,7 @@ func TestUsableLocalesPrefersLocaleSorting(t *testing.T) {
 		{"none", []string{"C.utf8", "POSIX"}, []string{"C.utf8"}},
 		{"nothing", nil, nil},
 	} {
-		if got := usableLocales(c.given); !slices.Equal(got, c.want) {
-			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
-		}
+		expect.Slices(t, usableLocales(c.given), c.want, "%s", c.name)
 	}
 }
 
@@ -34,9 +33,7 @@ func TestArchivedLocales(t *testing.T) {
 	}
 	const magic = 0xde020109
 	good := archive(magic, 28, 16, "a.utf8\x00sv.utf8\x00\x00")
-	if got := archivedLocales(bytes.NewReader(good)); !slices.Equal(got, []string{"a.utf8", "sv.utf8"}) {
-		t.Errorf("got %q", got)
-	}
+	expect.Slices(t, archivedLocales(bytes.NewReader(good)), []string{"a.utf8", "sv.utf8"})
 	for what, b := range map[string][]byte{
 		"short": good[:20], "of something else": archive(1, 28, 16, "a\x00"), "damaged": archive(magic, 1<<31, 1<<31, "a\x00"),
 	} {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -41,20 +42,16 @@ func TestReportsEscapeHostileText(t *testing.T) {
 	var text bytes.Buffer
 	must.Succeed(t, r[0].Text(&text, repro.TextOptions{}))
 	for what, b := range map[string][]byte{"html": html, "text": text.Bytes(), "markdown": r.Markdown(), "line": []byte(r[0].Line())} {
-		if bytes.ContainsAny(b, "\x1b\x00") {
-			t.Errorf("%s has a control character:\n%s", what, b)
-		}
+		expect.That(t, !bytes.ContainsAny(b, "\x1b\x00"), "%s has a control character:\n%s", what, b)
 	}
-	if bytes.Contains(html, []byte("<script")) || !bytes.Contains(html, []byte("&lt;script&gt;")) {
-		t.Errorf("hostile text is not escaped:\n%s", html)
-	}
+	expect.That(t, !bytes.Contains(html, []byte("<script")) && bytes.Contains(html, []byte("&lt;script&gt;")),
+		"hostile text is not escaped:\n%s", html)
 	if bytes.Contains(html, []byte("http")) && strings.Count(string(html), "http") != strings.Count(string(html), "http-equiv") {
 		t.Error("the page has external references")
 	}
 	for i, line := range strings.Split(string(r.Markdown()), "\n") {
-		if strings.HasPrefix(line, "| `") && strings.Count(line, "`")%2 != 0 {
-			t.Errorf("line %d of the Markdown has an open code span: %s", i, line)
-		}
+		expect.That(t, !strings.HasPrefix(line, "| `") || strings.Count(line, "`")%2 == 0,
+			"line %d of the Markdown has an open code span: %s", i, line)
 	}
 }
 
@@ -65,12 +62,8 @@ func TestPageOmitsOutputs(t *testing.T) {
 	}
 	r := repro.Report{v, v, v}
 	html, err := r.HTML()
-	if err != nil || len(html) > 60_000 {
-		t.Errorf("%d bytes, %v", len(html), err)
-	}
-	if !bytes.Contains(html, []byte(" more</tr>")) {
-		t.Error("the page does not tell that outputs were omitted")
-	}
+	expect.That(t, err == nil && len(html) <= 60_000, "%d bytes, %v", len(html), err)
+	expect.That(t, bytes.Contains(html, []byte(" more</tr>")), "the page does not tell that outputs were omitted")
 }
 
 func TestPageIsSmallWithLongNames(t *testing.T) {
@@ -94,9 +87,8 @@ func TestPageIsSmallWithLongNames(t *testing.T) {
 	for _, n := range []int{0, 3} {
 		r := repro.Report{v, v, v, v}[n:]
 		html, err := r.HTML()
-		if err != nil || len(html) > 60_000 || !bytes.Contains(html, []byte("<th>run 3")) {
-			t.Errorf("%d verdicts: %d bytes, %v", len(r), len(html), err)
-		}
+		expect.That(t, err == nil && len(html) <= 60_000 && bytes.Contains(html, []byte("<th>run 3")),
+			"%d verdicts: %d bytes, %v", len(r), len(html), err)
 	}
 }
 
@@ -180,21 +172,16 @@ Link                  1        0         0        1           0
 1 action: owner
 5 actions: 2 same, 1 unvaried, 1 differ, 1 with flaky exit
 `
-	if !strings.HasSuffix(b.String(), want) {
-		t.Errorf("got\n%s\nwant at the end\n%s", &b, want)
-	}
+	expect.That(t, strings.HasSuffix(b.String(), want), "got\n%s\nwant at the end\n%s", &b, want)
 	md := string(r.Markdown())
 	if !strings.Contains(md, "| `Compile` | 2 | 1 | 0 | 0 | 1 |\n") || !strings.Contains(md, "| all | 5 | 2 | 1 | 1 | 1 |\n") {
 		t.Errorf("no counts in\n%s", md)
 	}
 	for _, want := range []string{"`: a\\|b, byte 0`", "`x\\|y`", "| exit 1 `no \\| here` |"} {
-		if !strings.Contains(md, want) {
-			t.Errorf("%q is not in\n%s", want, md)
-		}
+		expect.That(t, strings.Contains(md, want), "%q is not in\n%s", want, md)
 	}
-	if strings.Count(md, "\n## ") != 3 {
-		t.Errorf("want a section per action that is not known to be reproducible in\n%s", md)
-	}
+	expect.That(t, strings.Count(md, "\n## ") == 3,
+		"want a section per action that is not known to be reproducible in\n%s", md)
 	r[2].Differences[0].Factors = []repro.Factor{"time", "zone"}
 	html, err := r.HTML()
 	must.Succeed(t, err)
@@ -203,13 +190,9 @@ Link                  1        0         0        1           0
 		`<td>//a:Link  Link  0123<td>differs<td class="k1">time, zone<td class="k1">yes</tr>`,
 		`<td>//a:Compile  Compile  0123<td>flaky exit<td class="k1">time, zone<td></tr>`, "<tr><th>actions<th><th>2<th>1</tr>",
 	} {
-		if !strings.Contains(string(html), want) {
-			t.Errorf("%q is not in\n%s", want, html)
-		}
+		expect.That(t, strings.Contains(string(html), want), "%q is not in\n%s", want, html)
 	}
-	if strings.Count(string(html), "<h2>") != 2 {
-		t.Errorf("want a section per irreproducible action in\n%s", html)
-	}
+	expect.That(t, strings.Count(string(html), "<h2>") == 2, "want a section per irreproducible action in\n%s", html)
 	if one := string(r[1:2].Markdown()); !strings.Contains(one, "\n## ") {
 		t.Errorf("want a section for a single reproducible action in\n%s", one)
 	}
@@ -226,8 +209,6 @@ func TestPageOfABuildHasAMatrix(t *testing.T) {
 	html, err := r.HTML()
 	must.Succeed(t, err)
 	for i := range r {
-		if !strings.Contains(string(html), fmt.Sprintf("<td>//a:%d  ", i)) {
-			t.Errorf("the matrix lacks action %d", i)
-		}
+		expect.That(t, strings.Contains(string(html), fmt.Sprintf("<td>//a:%d  ", i)), "the matrix lacks action %d", i)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -94,15 +95,12 @@ func TestBisectFindsEveryFactor(t *testing.T) {
 				return made{files: map[string]string{"out": "x" + observed(factor, n, v), "steady": "y"}}
 			})
 			v := bisect(t, s)
-			if v.Result != repro.Differs || len(v.Outputs) != 2 || !v.Outputs[0].Differ || v.Outputs[1].Differ {
-				t.Fatalf("got %s, %+v; want one of two outputs that differs", v.Result, v.Outputs)
-			}
+			must.Be(t, v.Result == repro.Differs && len(v.Outputs) == 2 && v.Outputs[0].Differ && !v.Outputs[1].Differ,
+				"got %s, %+v; want one of two outputs that differs", v.Result, v.Outputs)
 			if !slices.Equal(v.Bisection.Factors, []repro.Factor{factor}) || !slices.Equal(v.Outputs[0].Factors, []repro.Factor{factor}) {
 				t.Errorf("got bisection %+v and output %+v", v.Bisection, v.Outputs[0])
 			}
-			if len(v.Differences) == 0 {
-				t.Fatal("got no difference")
-			}
+			must.Be(t, len(v.Differences) != 0, "got no difference")
 			if d := v.Differences[0]; !slices.Equal(d.Factors, []repro.Factor{factor}) || d.Cause == compare.Unknown || d.Output != "out" {
 				t.Errorf("got %+v, want factor %s", d, factor)
 			}
@@ -119,13 +117,9 @@ func TestCheckReportsProgress(t *testing.T) {
 	o.Progress = func(purpose string) { purposes = append(purposes, purpose) }
 	check(t, s.action(), o)
 	for _, want := range []string{"run 1 of 3, local", "run 3 of 3, local", "control 1, local", "varied alone: hostname, local"} {
-		if !slices.Contains(purposes, want) {
-			t.Errorf("got %q, want %q", purposes, want)
-		}
+		expect.That(t, slices.Contains(purposes, want), "got %q, want %q", purposes, want)
 	}
-	if len(purposes) != len(s.tasks) {
-		t.Errorf("got %d reports of %d runs", len(purposes), len(s.tasks))
-	}
+	expect.That(t, len(purposes) == len(s.tasks), "got %d reports of %d runs", len(purposes), len(s.tasks))
 }
 
 func TestSingleVariedFactorIsTheCause(t *testing.T) {
@@ -135,9 +129,7 @@ func TestSingleVariedFactorIsTheCause(t *testing.T) {
 	o := s.options()
 	o.Factors = []repro.Factor{"environment"}
 	v := check(t, s.action(), o)
-	if len(v.Differences) != 1 || v.Differences[0].Cause != compare.Environment {
-		t.Errorf("got %+v", v.Differences)
-	}
+	expect.That(t, len(v.Differences) == 1 && v.Differences[0].Cause == compare.Environment, "got %+v", v.Differences)
 }
 
 func TestReproducibleActionIsTheSame(t *testing.T) {
@@ -145,17 +137,14 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 		return made{files: map[string]string{"out": "x"}, stdout: "said", exit: 3, directory: map[string]string{"a": "1"}}
 	})
 	v := check(t, s.action(), s.options())
-	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Factors) != len(repro.AllFactors) {
-		t.Errorf("got %+v", v)
-	}
+	expect.That(t, v.Result == repro.Same && len(v.Differences) == 0 && len(v.Factors) == len(repro.AllFactors),
+		"got %+v", v)
 	// Only what no worker varies was not varied: JSON, statements and -v tell so.
 	var names []repro.Factor
 	for _, s := range v.Skipped {
 		names = append(names, s.Factor)
 	}
-	if got := repro.Join(names); got != "memory, free-space, kernel" {
-		t.Errorf("not varied: %s", got)
-	}
+	expect.Equal(t, repro.Join(names), "memory, free-space, kernel", "not varied")
 	var short, long strings.Builder
 	must.Succeed(t, v.Text(&short, repro.TextOptions{}))
 	must.Succeed(t, v.Text(&long, repro.TextOptions{Verbose: true}))
@@ -166,9 +155,8 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 		t.Errorf("got runs %+v", v.Runs)
 	}
 	for _, task := range s.tasks {
-		if task.Variation == nil || !task.SkipCacheLookup {
-			t.Error("a run may be recorded or answered from the cache")
-		}
+		expect.That(t, task.Variation != nil && task.SkipCacheLookup,
+			"a run may be recorded or answered from the cache")
 	}
 }
 
@@ -225,9 +213,7 @@ func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 			o := s.options()
 			o.Factors = []repro.Factor{}
 			v := check(t, s.action(), o)
-			if v.Result != c.want {
-				t.Fatalf("got %s, want %s", v.Result, c.want)
-			}
+			must.Be(t, v.Result == c.want, "got %s, want %s", v.Result, c.want)
 			if c.path == "" {
 				return
 			}
@@ -253,9 +239,7 @@ func TestDeclaredVariablesAreNotVaried(t *testing.T) {
 		}
 	}
 	for _, task := range s.tasks {
-		if len(task.Variation.Env) > 0 {
-			t.Errorf("got varied variables %q, want none", task.Variation.Env)
-		}
+		expect.That(t, len(task.Variation.Env) == 0, "got varied variables %q, want none", task.Variation.Env)
 	}
 }
 
@@ -276,13 +260,11 @@ func TestUnsupportedFactorsAreSkipped(t *testing.T) {
 	unsupported := []repro.Factor{"umask", "input-times", "input-owner", "output-order"}
 	o.Factors = append(unsupported, "hostname")
 	v := check(t, s.action(), o)
-	if !slices.Equal(v.Factors, []repro.Factor{"hostname"}) || len(v.Skipped) != len(unsupported) {
-		t.Errorf("factors %q, skipped %+v", v.Factors, v.Skipped)
-	}
+	expect.That(t, slices.Equal(v.Factors, []repro.Factor{"hostname"}) && len(v.Skipped) == len(unsupported),
+		"factors %q, skipped %+v", v.Factors, v.Skipped)
 	for i, k := range v.Skipped {
-		if k.Factor != unsupported[i] || k.Why != "this worker cannot vary it" {
-			t.Errorf("skipped %+v, want %s", k, unsupported[i])
-		}
+		expect.That(t, k.Factor == unsupported[i] && k.Why == "this worker cannot vary it",
+			"skipped %+v, want %s", k, unsupported[i])
 	}
 	for _, task := range s.tasks {
 		if c := task.Variation.Conditions; c != (sandbox.Conditions{Hostname: c.Hostname}) {
@@ -324,9 +306,8 @@ func TestBisectReportsTimeDependence(t *testing.T) {
 		t.Errorf("got %+v", b)
 	}
 	for i, want := range []repro.Factor{"time", "hostname"} {
-		if len(v.Differences) != 2 || !slices.Equal(v.Differences[i].Factors, []repro.Factor{want}) {
-			t.Errorf("difference %d of %+v, want it by %s", i, v.Differences, want)
-		}
+		expect.That(t, len(v.Differences) == 2 && slices.Equal(v.Differences[i].Factors, []repro.Factor{want}),
+			"difference %d of %+v, want it by %s", i, v.Differences, want)
 	}
 }
 
@@ -373,9 +354,7 @@ func TestNoiseIsNotAttributedToFactors(t *testing.T) {
 	}
 	o.Factors = []repro.Factor{"hostname"}
 	for _, d := range check(t, s.action(), o).Differences {
-		if slices.Contains(d.Factors, "time") {
-			t.Errorf("got a factor that was not varied: %+v", d)
-		}
+		expect.That(t, !slices.Contains(d.Factors, "time"), "got a factor that was not varied: %+v", d)
 	}
 }
 
@@ -679,9 +658,7 @@ func TestExecutorsAreComparedByContent(t *testing.T) {
 	if a, b := v.Runs[0].Root("dir"), v.Runs[1].Root("dir"); a == nil || a.Hash != b.GetHash() || v.Runs[0].Root("x") != nil {
 		t.Errorf("got roots %v and %v", a, b)
 	}
-	if len(v.Runs[1].Varied) > 0 || v.Runs[1].On != `there\x1b[0m` {
-		t.Errorf("got second run %+v", v.Runs[1])
-	}
+	expect.That(t, len(v.Runs[1].Varied) == 0 && v.Runs[1].On == `there\x1b[0m`, "got second run %+v", v.Runs[1])
 }
 
 func TestCheckReturnsFaults(t *testing.T) {
@@ -761,9 +738,8 @@ func TestUnvariedRunsAreNotTheSame(t *testing.T) {
 		o := s.options()
 		c.change(&o)
 		v := check(t, s.action(), o)
-		if v.Result != c.want || len(v.Factors) > 0 || !v.Result.AllEqual() || v.Line() != "" {
-			t.Errorf("%s: got %s with %q varied, want %s", name, v.Result, v.Factors, c.want)
-		}
+		expect.That(t, v.Result == c.want && len(v.Factors) == 0 && v.Result.AllEqual() && v.Line() == "",
+			"%s: got %s with %q varied, want %s", name, v.Result, v.Factors, c.want)
 	}
 }
 
@@ -784,9 +760,7 @@ func TestVerdictsAreDeterministic(t *testing.T) {
 		texts = append(texts, b)
 	}
 	for _, b := range texts[1:] {
-		if !bytes.Equal(b, texts[0]) {
-			t.Fatalf("%s\n%s", texts[0], b)
-		}
+		must.Be(t, bytes.Equal(b, texts[0]), "%s\n%s", texts[0], b)
 	}
 }
 
@@ -802,13 +776,9 @@ func TestChoose(t *testing.T) {
 		t.Errorf("Choose(all) = %q, %v", got, err)
 	}
 	for _, empty := range []string{"", " ", ",", " , "} { // an unset shell variable
-		if _, err := repro.Choose(empty); err == nil || !strings.Contains(err.Error(), "none") {
-			t.Errorf("Choose(%q): %v", empty, err)
-		}
+		expect.Message(t, expect.Err(repro.Choose(empty)), "none", "Choose(%q)", empty)
 	}
-	if _, err := repro.Choose("moon"); err == nil || !strings.Contains(err.Error(), "hostname") {
-		t.Errorf("Choose(moon): %v", err)
-	}
+	expect.Message(t, expect.Err(repro.Choose("moon")), "hostname", "Choose(moon)")
 }
 
 // Words on lines of their own look like the keys of a hash table. If they move although every seed is held, processes
@@ -858,13 +828,10 @@ func TestBisectHoldsAnotherTimeIfTheCommandFails(t *testing.T) {
 		t.Errorf("got %s, %+v", v.Result, b)
 	}
 	for _, d := range v.Differences {
-		if d.Cause != compare.Unknown && d.Cause != compare.Hostname {
-			t.Errorf("the failure is taken for a cause: %+v", d)
-		}
+		expect.That(t, d.Cause == compare.Unknown || d.Cause == compare.Hostname,
+			"the failure is taken for a cause: %+v", d)
 	}
-	if v.Runs[1].Stderr != "the certificate is not valid" {
-		t.Errorf("got stderr %q", v.Runs[1].Stderr)
-	}
+	expect.That(t, v.Runs[1].Stderr == "the certificate is not valid", "got stderr %q", v.Runs[1].Stderr)
 }
 
 // A command that fails in every control, for another reason than the time, has no factors that could be found.

@@ -115,15 +115,11 @@ func TestGateRecordsOnlyReproducibleResults(t *testing.T) {
 				t.Errorf("got %d recorded, %d runs, counts %v", s.recorded, s.runs(), b.counts)
 			}
 			line := e.Remark("i", task.Action)
-			if !strings.Contains(line, c.line) || (c.line == "") != (line == "") {
-				t.Errorf("got remark %q", line)
-			}
+			expect.That(t, strings.Contains(line, c.line) && (c.line == "") == (line == ""), "got remark %q", line)
 			if c.count == "differs" && !strings.HasSuffix(line, "see: cloister repro "+task.Action.String()+" --cas grpc://127.0.0.1:1 --instance i") {
 				t.Errorf("remark %q lacks the command", line)
 			}
-			if e.Remark("", task.Action) != "" {
-				t.Error("another instance has the remark")
-			}
+			expect.That(t, e.Remark("", task.Action) == "", "another instance has the remark")
 		})
 	}
 }
@@ -154,9 +150,7 @@ func TestGateKeepsCheckingIrreproducibleActions(t *testing.T) {
 		t.Errorf("got %d recorded, counts %v, remark %q", s.recorded, b.counts, e.Remark("", task.Action))
 	}
 	execute(t, e, s.action("A=1"))
-	if s.recorded != 1 {
-		t.Errorf("other action: got %d recorded, want 1", s.recorded)
-	}
+	expect.That(t, s.recorded == 1, "other action: got %d recorded, want 1", s.recorded)
 	*fixed = true
 	execute(t, e, task)
 	if s.recorded != 2 || e.Remark("", task.Action) != "" {
@@ -198,17 +192,14 @@ func TestVerdictsSurviveRestarts(t *testing.T) {
 	}
 
 	first, instances := begin(1, true, "1")
-	if !served(instances, "i") {
-		t.Error("the gate withholds an unchecked action")
-	}
+	expect.That(t, served(instances, "i"), "the gate withholds an unchecked action")
 	execute(t, first, task)
 	second, instances := begin(0, true, "2")
 	if got, want := second.Remark("i", task.Action), "not cached: "+fmt.Sprintf(see, "2"); got != want {
 		t.Errorf("remark %q, want %q", got, want)
 	}
-	if served(instances, "i") || !served(instances, "other") {
-		t.Error("the gate serves an irreproducible action, or withholds it from another instance")
-	}
+	expect.That(t, !served(instances, "i") && served(instances, "other"),
+		"the gate serves an irreproducible action, or withholds it from another instance")
 	execute(t, second, task)
 	if s.recorded != 0 || b.counts["differs"] != 2 {
 		t.Errorf("got %d recorded, counts %v", s.recorded, b.counts)
@@ -239,9 +230,8 @@ func TestRemarkWithLongNamesEndsWithCommand(t *testing.T) {
 	execute(t, e, task)
 	line := e.Remark("", task.Action)
 	const limit = 2000
-	if len(line) > limit || !strings.Contains(line, "see: cloister repro "+task.Action.String()) {
-		t.Errorf("got %d bytes: %s", len(line), line)
-	}
+	expect.That(t, len(line) <= limit && strings.Contains(line, "see: cloister repro "+task.Action.String()),
+		"got %d bytes: %s", len(line), line)
 }
 
 func TestGateDoesNotPause(t *testing.T) {
@@ -458,9 +448,7 @@ func TestSampleIsChosenByDigestAndSalt(t *testing.T) {
 		return which, n
 	}
 	first, n := chosen(1)
-	if n < 25 || n > 85 {
-		t.Errorf("got %d of 500 actions at a rate of 10%%", n)
-	}
+	expect.That(t, n >= 25 && n <= 85, "got %d of 500 actions at a rate of 10%%", n)
 	if again, _ := chosen(1); again != first {
 		t.Error("the same salt chooses different actions")
 	}

@@ -4,7 +4,6 @@ package repro
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -50,9 +50,7 @@ func lines(t *testing.T, path string) int {
 func TestVerdictsAreWrittenAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), verdictsFile)
 	v, _ := opened(t, path)
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the file exists before the first verdict: %v", err)
-	}
+	expect.Error(t, expect.Err(os.Stat(path)), os.ErrNotExist, "the file exists before the first verdict")
 	v.keep(nth(1), "a differs", found{})
 	v.keep(nth(2), "b differs", found{})
 	v.keep(nth(1), "a and c differ", found{})
@@ -167,9 +165,8 @@ func TestVerdictsAreLimitedInNumberAndSize(t *testing.T) {
 	for i := range 20 {
 		next.keep(nth(i), strings.Repeat("x", long), found{})
 	}
-	if next.bytes > maxKnownBytes || len(next.known) != maxKnownBytes/long-1 {
-		t.Errorf("got %d verdicts of %d bytes", len(next.known), next.bytes)
-	}
+	expect.That(t, next.bytes <= maxKnownBytes && len(next.known) == maxKnownBytes/long-1,
+		"got %d verdicts of %d bytes", len(next.known), next.bytes)
 }
 
 func TestFailedWritesAreRetried(t *testing.T) {
@@ -183,9 +180,7 @@ func TestFailedWritesAreRetried(t *testing.T) {
 			if why, verdict := v.of(nth(1)); why == "" || !verdict {
 				t.Errorf("unwritten verdict: got %q, verdict %v", why, verdict)
 			}
-			if strings.Count(logged.String(), "cannot write verdicts") != 1 {
-				t.Errorf("got log %q", logged)
-			}
+			expect.That(t, strings.Count(logged.String(), "cannot write verdicts") == 1, "got log %q", logged)
 			must.Succeed(t, os.Mkdir(dir, 0o700))
 			switch how {
 			case "the next verdict":
@@ -340,9 +335,7 @@ func TestReadVerdicts(t *testing.T) {
 		must.Succeed(t, err)
 		all, err := ReadVerdicts(dir)
 		must.Succeed(t, err)
-		if len(all) != 2 {
-			t.Fatalf("got %d verdicts, want 2", len(all))
-		}
+		must.Be(t, len(all) == 2, "got %d verdicts, want 2", len(all))
 		want := &Summary{
 			Time: began.Add(2 * time.Hour), Instance: "an instance", Action: nth(2).action, Target: "//a:b", Mnemonic: "Make",
 			Result: Differs, Causes: []string{"timestamp", "owner"}, Line: "x differs",

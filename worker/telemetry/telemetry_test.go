@@ -10,6 +10,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/telemetry"
@@ -49,9 +50,8 @@ func TestActionsAreCountedByResult(t *testing.T) {
 		m := must.Get(telemetry.New(r, nil))(t)
 		var stages []worker.Stage
 		out, err := m.Executor(e).Execute(t.Context(), &worker.Task{}, func(s worker.Stage) { stages = append(stages, s) })
-		if out != e.out || err != e.err || len(stages) != 2 {
-			t.Errorf("%s: got %v, %v, stages %v, want those of the executor", want, out, err, stages)
-		}
+		expect.That(t, out == e.out && err == e.err && len(stages) == 2,
+			"%s: got %v, %v, stages %v, want those of the executor", want, out, err, stages)
 		text := `
 # HELP cloister_actions_total Completed actions by result.
 # TYPE cloister_actions_total counter

@@ -75,9 +75,7 @@ func TestTracingCostsNothingWhenOff(t *testing.T) {
 	e := m.Executor(&ends{out: &worker.Outcome{Result: &repb.ActionResult{}}})
 	count := func(task *worker.Task) float64 {
 		return testing.AllocsPerRun(100, func() {
-			if _, err := e.Execute(t.Context(), task, nil); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, expect.Err(e.Execute(t.Context(), task, nil)), nil)
 		})
 	}
 	counts := []float64{count(&worker.Task{}), count(traced("01"))}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -19,9 +20,8 @@ func TestTokenFileIsReread(t *testing.T) {
 	for _, token := range []string{"one", "another"} {
 		must.Succeed(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
 		got, err := b.GetRequestMetadata(t.Context())
-		if err != nil || len(got) != 1 || got["authorization"] != "Bearer "+token {
-			t.Errorf("got %v, %v, want %s", got, err, token)
-		}
+		expect.That(t, err == nil && len(got) == 1 && got["authorization"] == "Bearer "+token,
+			"got %v, %v, want %s", got, err, token)
 	}
 	for _, bad := range []string{"", "two words", "line\nbreak", "\u00fcml\u00e4ut"} {
 		must.Succeed(t, os.WriteFile(file, []byte(bad), 0o600))
@@ -55,8 +55,7 @@ func TestMistakesAreNamed(t *testing.T) {
 
 func TestDialReturnsTheInstance(t *testing.T) {
 	conn, instance, err := Dial("grpc://127.0.0.1:1/main/team", Credentials{})
-	if err != nil || instance != "main/team" || conn.Target() != "127.0.0.1:1" {
-		t.Fatalf("got %v, %q, %v", conn, instance, err)
-	}
+	must.Be(t, err == nil && instance == "main/team" && conn.Target() == "127.0.0.1:1",
+		"got %v, %q, %v", conn, instance, err)
 	conn.Close()
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestHandshakeDoesNotWaitForFiles checks that files that cannot be read in time delay one handshake briefly, and that
@@ -44,8 +46,6 @@ func TestHandshakeDoesNotWaitForFiles(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if p.current() != fresh {
-			t.Error("got the old certificate, want the one that was read")
-		}
+		expect.That(t, p.current() == fresh, "got the old certificate, want the one that was read")
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/internal/filestate"
 )
@@ -35,17 +36,12 @@ func TestChangeWithSameInodeSizeAndTimeIsNoticed(t *testing.T) {
 	write("one")
 	first := filestate.Of(file)
 	write("two")
-	if filestate.Of(file).Equal(first) {
-		t.Error("the state is the same just after a change at once")
-	}
+	expect.That(t, !filestate.Of(file).Equal(first), "the state is the same just after a change at once")
 	before := settled(t, file)
-	if !filestate.Of(file).Equal(before) {
-		t.Error("the state differs without a change")
-	}
+	expect.That(t, filestate.Of(file).Equal(before), "the state differs without a change")
 	write("six")
-	if settled(t, file).Equal(before) {
-		t.Error("the state is the same after a change of equal size and modification time")
-	}
+	expect.That(t, !settled(t, file).Equal(before),
+		"the state is the same after a change of equal size and modification time")
 	must.Succeed(t, os.Remove(file))
 	if gone := filestate.Of(file); gone.Equal(before) || !gone.Equal(filestate.State{}) {
 		t.Error("a missing file has a state")

@@ -83,9 +83,8 @@ func TestStatusReportsTheQueue(t *testing.T) {
 		Name: "1", Action: action.String(), InstanceName: "main/team", TargetId: "//a", ActionMnemonic: "CppCompile",
 		InvocationId: "build-1", Began: w.Slots[0].Began, Stage: w.Slots[0].Stage,
 	}
-	if !proto.Equal(w.Slots[0], want) || want.Began == nil {
-		t.Errorf("slot is reported as %v, want %v", w.Slots[0], want)
-	}
+	expect.That(t, proto.Equal(w.Slots[0], want) && want.Began != nil,
+		"slot is reported as %v, want %v", w.Slots[0], want)
 
 	expect.That(t, m.Elsewhere == nil, "a viewer of everything sees Elsewhere: %v, want none", m.Elsewhere)
 

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	"golang.org/x/crypto/ssh"
@@ -71,9 +72,7 @@ func TestDecodeIsInverseOfEncode(t *testing.T) {
 		got, err := decode(text)
 		must.Succeed(t, err)
 		again, err := got.Encode()
-		if err != nil || !bytes.Equal(text, again) {
-			t.Errorf("%v: wrote\n%s\nand then\n%s", err, text, again)
-		}
+		expect.That(t, err == nil && bytes.Equal(text, again), "%v: wrote\n%s\nand then\n%s", err, text, again)
 	}
 }
 
@@ -101,9 +100,7 @@ func TestEncodeAndDecodeRejectContradictions(t *testing.T) {
 	} {
 		s := reproducible()
 		spoil(s)
-		if _, err := s.Encode(); !errors.Is(err, ErrStatement) {
-			t.Errorf("%s: got %v, want ErrStatement", name, err)
-		}
+		expect.Error(t, expect.Err(s.Encode()), ErrStatement, "%s", name)
 	}
 	s := reproducible()
 	s.Reproducibility.Verdict = Differs
@@ -183,9 +180,8 @@ func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 			text, err := Sign(t.Context(), reproducible(), k)
 			must.Succeed(t, err)
 			s, by, err := Open(t.Context(), text, append(others, public...))
-			if err != nil || s.Reproducibility == nil || len(by) != 1 || by[0] != k.ID() {
-				t.Errorf("%s, format %d: by %q, %v", name, i, by, err)
-			}
+			expect.That(t, err == nil && s.Reproducibility != nil && len(by) == 1 && by[0] == k.ID(),
+				"%s, format %d: by %q, %v", name, i, by, err)
 			if s, _, err := Open(t.Context(), text, others); !errors.Is(err, ErrSignature) ||
 				!strings.Contains(err.Error(), k.ID()) ||
 				!strings.Contains(err.Error(), others[0].ID()) {
@@ -194,9 +190,7 @@ func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 			if s, by, err := Open(t.Context(), text, nil); err != nil || s.Reproducibility == nil || len(by) != 0 {
 				t.Errorf("%s: without keys: by %q, %v", name, by, err)
 			}
-			if _, err := Sign(t.Context(), reproducible(), public[0]); !errors.Is(err, ErrKey) {
-				t.Errorf("Sign with a public key: got %v, want ErrKey", err)
-			}
+			expect.Error(t, expect.Err(Sign(t.Context(), reproducible(), public[0])), ErrKey, "Sign with a public key")
 			changed(t, text, public)
 		}
 	}
@@ -403,9 +397,7 @@ func TestVerifyAcceptsBothRSASchemes(t *testing.T) {
 		pss, err := rsa.SignPSS(rand.Reader, rsaKey(t), crypto.SHA256, sum[:], &rsa.PSSOptions{SaltLength: salt})
 		must.Succeed(t, err)
 		for _, signature := range [][]byte{plain, pss} {
-			if err := public[0].verify(data, signature); err != nil {
-				t.Errorf("salt %d: %v", salt, err)
-			}
+			expect.Error(t, public[0].verify(data, signature), nil, "salt %d", salt)
 			if err := public[0].verify([]byte("other"), signature); err == nil {
 				t.Error("verify accepts a signature of other data")
 			}
@@ -588,14 +580,11 @@ func TestAgentIsNotBelieved(t *testing.T) {
 		}
 		ctx, end := context.WithCancel(t.Context())
 		end()
-		if _, err := Sign(ctx, provenance(), k); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: after the end: %v", name, err)
-		}
+		expect.Error(t, expect.Err(Sign(ctx, provenance(), k)), context.Canceled, "%s: after the end", name)
 	}
 	_, public := keys(t, edwards, edwards.Public())
-	if _, err := AgentKey(t.Context(), filepath.Join(t.TempDir(), "absent"), public[0]); !errors.Is(err, errAgent) {
-		t.Errorf("without an agent: %v", err)
-	}
+	expect.Error(t, expect.Err(AgentKey(t.Context(), filepath.Join(t.TempDir(), "absent"), public[0])), errAgent,
+		"without an agent")
 }
 
 // A falseAgent spoils the signatures of an agent.
@@ -626,14 +615,10 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		s, _, err := Open(t.Context(), text, nil)
 		if err != nil {
-			if !errors.Is(err, ErrStatement) {
-				t.Errorf("%v", err)
-			}
+			expect.Error(t, err, ErrStatement)
 			return
 		}
-		if _, err := s.Encode(); err != nil {
-			t.Errorf("what was read cannot be written: %v", err)
-		}
+		expect.Error(t, expect.Err(s.Encode()), nil, "what was read cannot be written")
 	})
 }
 

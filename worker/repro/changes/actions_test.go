@@ -17,6 +17,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"github.com/google/go-cmp/cmp"
@@ -213,17 +214,15 @@ func TestHostileDirectoriesAreCheap(t *testing.T) {
 	}
 	a, b := nest(s.files(map[string]string{"f": "1"})), nest(s.files(map[string]string{"f": "2"}))
 	got, err := Directories(t.Context(), "input", s.reader().Directory(a), s.reader().Directory(b))
-	if err != nil || len(got) != 61 || !strings.HasPrefix(got[1].A, "as in a/a") {
-		t.Errorf("got %d changes, %v", len(got), err)
-	}
+	expect.That(t, err == nil && len(got) == 61 && strings.HasPrefix(got[1].A, "as in a/a"),
+		"got %d changes, %v", len(got), err)
 	many := map[string]string{}
 	for i := range 2 * maxChanges {
 		many[fmt.Sprint(i)] = "x"
 	}
 	got, err = Directories(t.Context(), "input", s.reader().Directory(s.files(nil)), s.reader().Directory(s.files(many)))
-	if err != nil || len(got) != maxChanges+1 || got[maxChanges].B != "more" {
-		t.Errorf("got %d changes, %v", len(got), err)
-	}
+	expect.That(t, err == nil && len(got) == maxChanges+1 && got[maxChanges].B == "more",
+		"got %d changes, %v", len(got), err)
 	args := slices.Repeat([]string{"x", "y"}, 100_000)
 	if got := sequences("argument", args, append([]string{"z"}, args...)); len(got) != 1 {
 		t.Errorf("one added argument: got %s", lines(got))
@@ -253,9 +252,7 @@ func TestResultsNamesEachChange(t *testing.T) {
 	wantLines(t, got, "exit code |  | 0 | 1", "output | l |  | link to t", "output | o | "+digestText("1")+" | "+digestText("2"),
 		"stderr |  | "+digestText("err 1")+" | "+digestText("err 2"))
 	in, done, err := got[2].EntryB.Open(t.Context())
-	if err != nil || in.Size() != 1 {
-		t.Fatalf("open the output of B: %v", err)
-	}
+	must.Be(t, err == nil && in.Size() == 1, "open the output of B: %v", err)
 	done()
 	if got, err := Results(t.Context(), s.reader(), cas.SHA256, a, a); err != nil || len(got) != 0 {
 		t.Errorf("equal results: got %s, %v", lines(got), err)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"github.com/google/go-cmp/cmp"
 )
@@ -15,9 +17,8 @@ import (
 func TestStableHashIgnoresVolatileFacts(t *testing.T) {
 	a, b := plain(), plain()
 	b.Volatile = manifest.Volatile{Worker: "other"}
-	if a.StableHash() != b.StableHash() || a.Text() == b.Text() || len(manifest.Diff(a, b)) > 0 {
-		t.Error("volatile facts change the stable hash, or are not in the text")
-	}
+	expect.That(t, a.StableHash() == b.StableHash() && a.Text() != b.Text() && len(manifest.Diff(a, b)) == 0,
+		"volatile facts change the stable hash, or are not in the text")
 }
 
 // Two texts of one manifest would have two stable hashes.
@@ -49,25 +50,18 @@ func TestParseAcceptsOnlyCanonicalText(t *testing.T) {
 		"another time zone":       {"19:15:00.000000000Z", "20:15:00.000000000+01:00"},
 	} {
 		changed := strings.Replace(text, c.old, c.new, 1)
-		if changed == text {
-			t.Fatalf("%s: the text lacks %q", name, c.old)
-		}
+		must.Be(t, changed != text, "%s: the text lacks %q", name, c.old)
 		_, err := manifest.Parse([]byte(changed))
-		if !errors.Is(err, manifest.ErrSyntax) || !strings.Contains(err.Error(), "line ") {
-			t.Errorf("%s: got %v, want ErrSyntax with the line", name, err)
-		}
+		expect.That(t, errors.Is(err, manifest.ErrSyntax) && strings.Contains(err.Error(), "line "),
+			"%s: got %v, want ErrSyntax with the line", name, err)
 		for _, r := range errText(err) {
-			if r < ' ' || r > '~' {
-				t.Errorf("%s: the error is not printable: %q", name, err)
-			}
+			expect.That(t, r >= ' ' && r <= '~', "%s: the error is not printable: %q", name, err)
 		}
 	}
 	odd := plain() // with a valid hash
 	odd.Spec = "cloister spec 1\narg \"\u202e\"\n"
 	for _, text := range []string{odd.Text(), "", "\n", "cloister-manifest v1\n", strings.Repeat("x", manifest.MaxBytes+1)} {
-		if _, err := manifest.Parse([]byte(text)); !errors.Is(err, manifest.ErrSyntax) {
-			t.Errorf("%.20q: got %v", text, err)
-		}
+		expect.Error(t, expect.Err(manifest.Parse([]byte(text))), manifest.ErrSyntax, "%.20q", text)
 	}
 }
 
@@ -124,9 +118,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		again, hash := m.Sealed()
-		if again != string(text) || hash != m.StableHash() || len(manifest.Diff(m, m)) > 0 {
-			t.Fatalf("parsed as\n%s", again)
-		}
+		must.Be(t, again == string(text) && hash == m.StableHash() && len(manifest.Diff(m, m)) == 0,
+			"parsed as\n%s", again)
 		for _, r := range again {
 			if r != '\n' && (r < ' ' || r > '~') {
 				t.Fatalf("unprintable character %q", r)

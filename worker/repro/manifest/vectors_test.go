@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
@@ -163,18 +164,14 @@ func TestSandboxIsStable(t *testing.T) {
 		}
 		seen[own.StableHash()] = backend
 		read, err := manifest.Parse([]byte(own.Text()))
-		if err != nil || read.Sandbox != backend {
-			t.Errorf("got %+v, %v, want it back", read, err)
-		}
+		expect.That(t, err == nil && read.Sandbox == backend, "got %+v, %v, want it back", read, err)
 	}
 }
 
 func TestVectors(t *testing.T) {
 	var hashes strings.Builder
 	names := []string{"blake3", "failed", "names", "outputs", "plain", "remote-apis", "remote-apis-many", "seeded"}
-	if len(names) != len(vectors) {
-		t.Fatalf("%d names for %d vectors", len(names), len(vectors))
-	}
+	must.Be(t, len(names) == len(vectors), "%d names for %d vectors", len(names), len(vectors))
 	for _, name := range names {
 		m := vector(name)
 		file := filepath.Join("testdata", name+".manifest")
@@ -251,12 +248,9 @@ func TestScriptVerifiesVectorsAndFindsChanges(t *testing.T) {
 		"outputs in another order": func(l []string) []string { slices.Reverse(l); return l },
 		"an output twice":          func(l []string) []string { return slices.Concat(l[:1], l) },
 	} {
-		if err := verify(t, func(dir string) { rewrite(t, dir, "output ", change) }); err == nil {
-			t.Errorf("%s: accepted", name)
-		}
-		if err := verify(t, func(dir string) { rewrite(t, dir, "toolchain program ", change) }); err == nil {
-			t.Errorf("%s, programs: accepted", name)
-		}
+		expect.That(t, verify(t, func(dir string) { rewrite(t, dir, "output ", change) }) != nil, "%s: accepted", name)
+		expect.That(t, verify(t, func(dir string) { rewrite(t, dir, "toolchain program ", change) }) != nil,
+			"%s, programs: accepted", name)
 	}
 	if err := verify(t, func(dir string) { rewrite(t, dir, "output ", func(l []string) []string { return l[1:] }) }); err != nil {
 		t.Errorf("verify.sh rejects a valid text: %v", err)
@@ -291,9 +285,7 @@ func rewrite(t *testing.T, dir, prefix string, change func(lines []string) []str
 			after = append(after, line)
 		}
 	}
-	if len(list) < 2 {
-		t.Fatalf("%d lines begin with %q, want 2 or more", len(list), prefix)
-	}
+	must.Be(t, len(list) >= 2, "%d lines begin with %q, want 2 or more", len(list), prefix)
 	all := slices.Concat(before, change(list), after)
 	h := sha256.New()
 	for _, line := range all {

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestHunksCoverBothLists(t *testing.T) {
@@ -27,8 +29,6 @@ func TestHunksCoverBothLists(t *testing.T) {
 			}
 			i, j = h.EndA, h.EndB
 		}
-		if i != len(a) || j != len(b) {
-			t.Fatalf("Hunks(%q, %q) end at %d and %d", a, b, i, j)
-		}
+		must.Be(t, i == len(a) && j == len(b), "Hunks(%q, %q) end at %d and %d", a, b, i, j)
 	}
 }

@@ -3,8 +3,9 @@
 package shell
 
 import (
-	"slices"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestFiles(t *testing.T) {
@@ -24,9 +25,7 @@ func TestFiles(t *testing.T) {
 		{[]string{"sh", "-c", "echo x | sh; sh -c true"}, nil},
 		{[]string{"sh", "-c", ". ./env; exec tools/x"}, []string{"./env", "tools/x"}},
 	} {
-		if got := Files(row.args); !slices.Equal(got, row.want) {
-			t.Errorf("%q: got %q, want %q", row.args, got, row.want)
-		}
+		expect.Slices(t, Files(row.args), row.want, "%q", row.args)
 	}
 }
 
@@ -35,8 +34,6 @@ func TestInterpreter(t *testing.T) {
 		"#!/bin/sh\ntrue\n": 10, "#! /usr/bin/env bash\n": 21, "#!/bin/bash -eu\nx": 16, "#!/usr/bin/python3\n": 0,
 		"true\n": 0, "": 0, "#!/bin/sh": 0, "#!/usr/bin/fish\n": 0,
 	} {
-		if got := Interpreter(script); got != want {
-			t.Errorf("%q: got %d, want %d", script, got, want)
-		}
+		expect.Equal(t, Interpreter(script), want, "%q", script)
 	}
 }
