@@ -448,9 +448,8 @@ func TestNoCgoAndUnsafeIsNamed(t *testing.T) {
 			}
 			f := parse(t, filepath.Join(p.Dir, name), parser.ImportsOnly)
 			for _, i := range f.Imports {
-				if i.Path.Value == `"unsafe"` && !strings.HasSuffix(name, "_unsafe.go") {
-					t.Errorf("%s imports unsafe, which only files named *_unsafe.go may, so that reviewers find it", name)
-				}
+				expect.That(t, i.Path.Value != `"unsafe"` || strings.HasSuffix(name, "_unsafe.go"),
+					"%s imports unsafe, which only files named *_unsafe.go may, so that reviewers find it", name)
 			}
 		}
 	}
@@ -471,9 +470,8 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 				documented = true
 			}
 		}
-		if !documented && len(p.GoFiles) > 0 {
-			t.Errorf("%s has no package comment that begins with %q", p.ImportPath, "Package "+p.Name)
-		}
+		expect.That(t, documented || len(p.GoFiles) == 0,
+			"%s has no package comment that begins with %q", p.ImportPath, "Package "+p.Name)
 	}
 }
 

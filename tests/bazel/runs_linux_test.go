@@ -104,9 +104,8 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 		"repro", "-n", "2", "--vary", "none", "--on", "local,remote",
 		"--json",
 	}, digests...)...), &elsewhere))
-	if len(elsewhere) != len(digests) {
-		t.Errorf("%d of %d actions ran here and on the server", len(elsewhere), len(digests))
-	}
+	expect.That(t, len(elsewhere) == len(digests),
+		"%d of %d actions ran here and on the server", len(elsewhere), len(digests))
 	equal := 0
 	for _, v := range elsewhere {
 		for _, run := range v.Runs {

@@ -133,9 +133,7 @@ func TestBuildSurvivesKilledServe(t *testing.T) {
 	if !over {
 		e = <-ended
 	}
-	if e.err != nil {
-		t.Fatal(e.err)
-	}
+	must.Succeed(t, e.err)
 	expect.That(t, killed >= least, "got %d kills during the build, want at least %d", killed, least)
 	r.wantGraph(t, g, e.build)
 

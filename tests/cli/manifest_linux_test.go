@@ -29,9 +29,7 @@ func TestForeignResults(t *testing.T) {
 		InputRootDigest: orPanic(g.put("", &repb.Directory{})),
 	}))
 	got := g.execute(&repb.ExecuteRequest{ActionDigest: action}, nil)
-	if got.err != nil {
-		t.Fatal(got.err)
-	}
+	must.Succeed(t, got.err)
 	result := got.response.Result
 	aux := result.ExecutionMetadata.AuxiliaryMetadata[0]
 	var e cloisterpb.Execution

@@ -166,16 +166,12 @@ func start(t *testing.T, b *bazelrun.Bazel) <-chan buildResult {
 // wantPassed checks that the build and its tests passed, and that everything was executed remotely, without retries.
 func wantPassed(t *testing.T, b buildResult) {
 	t.Helper()
-	if b.err != nil {
-		t.Fatal(b.err)
-	}
+	must.Succeed(t, b.err)
 	counts := b.Processes()
 	must.Be(t, b.ExitCode == 0 && counts["remote"] >= 300,
 		"bazel: exit %d, processes %v; want 0 and at least 300 remote", b.ExitCode, counts)
 	for way := range counts {
-		if way != "remote" && way != "internal" {
-			t.Errorf("processes are %v, want only remote and internal", counts)
-		}
+		expect.That(t, way == "remote" || way == "internal", "processes are %v, want only remote and internal", counts)
 	}
 	if passed := regexp.MustCompile(`(?m)^//examples/\S+ +PASSED`).FindAllString(b.Output, -1); len(passed) < 20 {
 		t.Errorf("%d tests passed, want at least 20", len(passed))

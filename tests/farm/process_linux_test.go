@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -108,9 +109,7 @@ func (p *process) wantAllEnd(t *testing.T, end func()) {
 		t.Errorf("%s: %d processes have its tag, want at least 3: its own, a zygote and slots", p.name, n)
 	}
 	end()
-	if p.alive() {
-		t.Errorf("%s runs, want it to have ended", p.name)
-	}
+	expect.That(t, !p.alive(), "%s runs, want it to have ended", p.name)
 	if left := p.left(time.Minute); len(left) > 0 {
 		t.Errorf("%s has ended, but descendants are alive: %s", p.name, strings.Join(left, "; "))
 	}

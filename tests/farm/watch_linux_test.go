@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -202,9 +203,7 @@ func (w *watch) wantOnePerSlot(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(w.workers)) {
 		s := w.workers[name]
 		t.Logf("%s: observed %d runs in %d slots in %d polls", name, len(s.runs), len(s.slots), s.polls)
-		if len(s.runs) == 0 {
-			t.Errorf("%s: observed no run", name)
-		}
+		expect.That(t, len(s.runs) != 0, "%s: observed no run", name)
 		if len(s.overlaps) > 0 {
 			t.Errorf("%s: two runs at once: %s", name, strings.Join(s.overlaps, "; "))
 		}

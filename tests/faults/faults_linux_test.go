@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/program"
 	"github.com/cloister-build/cloister/tests/must"
@@ -67,9 +68,7 @@ func TestServerSurvivesFaults(t *testing.T) {
 	dir, err := bazelrun.TempDir(nil)
 	must.Succeed(t, err)
 	t.Cleanup(func() {
-		if err := bazelrun.Remove(dir); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, bazelrun.Remove(dir), nil)
 	})
 	r := &rig{T: t, random: rand.New(rand.NewPCG(*seed, 0)), faults: map[string]int{}}
 	r.config = bazelrun.ServerConfig{

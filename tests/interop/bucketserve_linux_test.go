@@ -179,9 +179,8 @@ func TestDamagedObjectIsReplacedThroughServe(t *testing.T) {
 	second := serveBucket(t, b)
 	for _, data := range blobs() {
 		d := cas.SHA256.Sum(data)
-		if _, err := cas.ReadAll(t.Context(), second.store, d, d.Size()); err == nil {
-			t.Errorf("%d bytes: damaged object was served", len(data))
-		}
+		expect.That(t, expect.Err(cas.ReadAll(t.Context(), second.store, d, d.Size())) != nil,
+			"%d bytes: damaged object was served", len(data))
 		wantMissing(t, second.store, d, true)
 		second.upload(t, data)
 		b.wantObject(t, "serve", d)

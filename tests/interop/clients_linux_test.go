@@ -272,9 +272,7 @@ func TestMoon(t *testing.T) {
 	p.env = append(p.env, "MOON_TOOLCHAIN_FORCE_GLOBALS=true")
 	made := func() string {
 		b, err := os.ReadFile(filepath.Join(p.dir, "app/out/made"))
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, err, nil)
 		return string(b)
 	}
 	p.must(p.program, "run", "app:build")

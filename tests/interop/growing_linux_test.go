@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
@@ -26,14 +27,10 @@ func TestGrowingToBuildbarn(t *testing.T) {
 	config := regexp.MustCompile(`(?s)\n(version: 1\nscheduler: grpc://scheduler:8983\n.*?)EOT\n`).FindSubmatch(text)
 	clientFlag := func(flag string) string {
 		m := regexp.MustCompile(`(?m)^build --` + flag + `=(\S+)$`).FindSubmatch(text)
-		if m == nil {
-			t.Fatalf("docs/growing.md has no client flag --%s", flag)
-		}
+		must.Be(t, m != nil, "docs/growing.md has no client flag --%s", flag)
 		return string(m[1])
 	}
-	if config == nil {
-		t.Fatal("docs/growing.md has no configuration of a worker of a scheduler")
-	}
+	must.Be(t, config != nil, "docs/growing.md has no configuration of a worker of a scheduler")
 	program := must.Get(cloister())(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
@@ -53,9 +50,7 @@ func TestGrowingToBuildbarn(t *testing.T) {
 		_ = join.Process.Signal(syscall.SIGTERM) // fails only if it has ended
 		select {
 		case err := <-ended:
-			if err != nil {
-				t.Errorf("cloister join: %v\n%s", err, &out)
-			}
+			expect.That(t, err == nil, "cloister join: %v\n%s", err, &out)
 		case <-time.After(time.Minute):
 			_ = join.Process.Kill()
 			<-ended
@@ -70,8 +65,6 @@ func TestGrowingToBuildbarn(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("cloister-bench noop: %v\n%s", err, out)
-		}
+		must.Be(t, !time.Now().After(deadline), "cloister-bench noop: %v\n%s", err, out)
 	}
 }

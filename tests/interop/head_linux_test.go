@@ -339,9 +339,7 @@ func TestBuildbarnsWorkerSurvivesHeadCrash(t *testing.T) {
 	pid := g.arrived(t, 1)[0]
 	h.server.Kill()
 	h.start(t)
-	if again := g.arrived(t, 2)[1]; again == pid {
-		t.Errorf("the process is %s again, want another", pid)
-	}
+	expect.That(t, g.arrived(t, 2)[1] != pid, "the process is %s again, want another", pid)
 	wantGone(t, pid) // the barrier is closed
 	g.open(t)
 	a.want(t)

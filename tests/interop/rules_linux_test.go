@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/interop/peers"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // ruleLine is a line of the report of tests/reapi.
@@ -64,9 +65,7 @@ func rulesOf(t *testing.T, addr string) map[string]string {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run() // fails because some rules fail
 	text, readErr := os.ReadFile(report)
-	if readErr != nil {
-		t.Fatalf("%v: %v\n%s", err, readErr, &out)
-	}
+	must.Be(t, readErr == nil, "%v: %v\n%s", err, readErr, &out)
 	t.Logf("\n%s", text)
 	outcomes := map[string]string{}
 	for _, line := range ruleLine.FindAllStringSubmatch(string(text), -1) {

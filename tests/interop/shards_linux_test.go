@@ -115,9 +115,7 @@ func (f *shardedFarm) run(ctx context.Context, t *testing.T, i int, action *repb
 	output := must.Get(cas.FromProto(cas.SHA256, result.OutputFiles[0].Digest))(t)
 	expect.Equal(t, output, cas.SHA256.Sum([]byte(want)), "output of action %d", i)
 	b, err := cas.ReadAll(ctx, f.client, output, 1<<10)
-	if err == nil && string(b) != want {
-		t.Errorf("action %d: output is %q, want %q", i, b, want)
-	}
+	expect.That(t, err != nil || string(b) == want, "action %d: output is %q, want %q", i, b, want)
 	return err
 }
 

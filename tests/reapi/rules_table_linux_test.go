@@ -2,18 +2,20 @@
 
 package reapi_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
+)
 
 // TestEveryRuleHasACheck checks the list of rules.
 func TestEveryRuleHasACheck(t *testing.T) {
 	titles := map[string]bool{}
 	for i, r := range rules() {
-		if r.number != i+1 {
-			t.Fatalf("rule %d is followed by rule %d", i, r.number)
-		}
-		if r.check == nil || r.title == "" || titles[r.title] {
-			t.Errorf("rule %d, %q: no check or no unique title", r.number, r.title)
-		}
+		must.Be(t, r.number == i+1, "rule %d is followed by rule %d", i, r.number)
+		expect.That(t, r.check != nil && r.title != "" && !titles[r.title],
+			"rule %d, %q: no check or no unique title", r.number, r.title)
 		titles[r.title] = true
 	}
 	if n := len(rules()); n != 132 {
@@ -44,9 +46,8 @@ func TestSelection(t *testing.T) {
 			continue
 		}
 		for i, n := range test.want {
-			if got[i].number != n {
-				t.Errorf("-part %q -rules %q: rule %d, want %d", test.parts, test.rules, got[i].number, n)
-			}
+			expect.That(t, got[i].number == n,
+				"-part %q -rules %q: rule %d, want %d", test.parts, test.rules, got[i].number, n)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/program"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -67,9 +68,7 @@ const (
 func scripts(t *testing.T, dir string) []script {
 	t.Helper()
 	corpus, err := txtar.ParseFile("testdata/corpus.txtar")
-	if err != nil || len(corpus.Files) < minScripts {
-		t.Fatalf("got %v, want at least %d programs", err, minScripts)
-	}
+	must.Be(t, err == nil && len(corpus.Files) >= minScripts, "got %v, want at least %d programs", err, minScripts)
 	var all []script
 	for _, file := range corpus.Files {
 		s := script{name: file.Name, text: string(file.Data), vary: "all"}
@@ -174,9 +173,7 @@ func (s *script) checked(t *testing.T, in string, flags ...string) (*repro.Verdi
 		t.Fatalf("%v: exit code %d, %d verdicts, %v\n%s", args, cmd.ProcessState.ExitCode(), len(r), err, stderr.String())
 	}
 	for i, run := range r[0].Runs {
-		if run.ExitCode != 0 || run.Code != "" {
-			t.Fatalf("run %d: exit code %d %s", i+1, run.ExitCode, run.Code)
-		}
+		must.Be(t, run.ExitCode == 0 && run.Code == "", "run %d: exit code %d %s", i+1, run.ExitCode, run.Code)
 	}
 	return r[0], cmd.ProcessState.ExitCode()
 }
@@ -348,9 +345,8 @@ func TestCorpus(t *testing.T) {
 	}
 	t.Log(counts)
 	// With fewer programs, such as those that -run selects, the ratio means little.
-	if counts.differs >= minDiffering && counts.verified*100 < minVerified*counts.fixes {
-		t.Errorf("repro verified %d of %d fixes, want %d %%", counts.verified, counts.fixes, minVerified)
-	}
+	expect.That(t, counts.differs < minDiffering || counts.verified*100 >= minVerified*counts.fixes,
+		"repro verified %d of %d fixes, want %d %%", counts.verified, counts.fixes, minVerified)
 	runnable := slices.DeleteFunc(slices.Concat(scripts(t, "differs"), scripts(t, "same")), func(s script) bool { return !inSandbox(s.needs) })
 	if n := len(runnable); n < minChecked {
 		sandboxtest.Unavailable(t, "tools", fmt.Sprintf("only %d programs have their tools", n))
@@ -371,16 +367,12 @@ func TestCorpusShowsEveryCause(t *testing.T) {
 		}
 		delete(shown, string(row.Cause))
 	}
-	if len(shown) > 0 {
-		t.Errorf("unknown causes %v", shown)
-	}
+	expect.That(t, len(shown) == 0, "unknown causes %v", shown)
 	varied := slices.Clone(repro.AllFactors)
 	for _, s := range scripts(t, "differs") {
 		varied = slices.DeleteFunc(varied, func(f repro.Factor) bool { return slices.Contains(s.factors, f) })
 	}
-	if len(varied) > 0 {
-		t.Errorf("no program shows the factors %q", varied)
-	}
+	expect.That(t, len(varied) == 0, "no program shows the factors %q", varied)
 }
 
 // docs/repro.md contains the table between these marks.
@@ -394,9 +386,7 @@ func TestDocumentListsPrograms(t *testing.T) {
 	text := must.Get(os.ReadFile(path))(t)
 	before, rest, ok := strings.Cut(string(text), begin)
 	old, after, ends := strings.Cut(rest, end)
-	if !ok || !ends {
-		t.Fatalf("%s lacks the marks %q and %q", path, begin, end)
-	}
+	must.Be(t, ok && ends, "%s lacks the marks %q and %q", path, begin, end)
 	var b strings.Builder
 	fmt.Fprintf(&b, "| Program | Description | Cause | Factor |\n|---|---|---|---|\n")
 	for _, dir := range []string{"differs", "same"} {
@@ -415,8 +405,6 @@ func TestDocumentListsPrograms(t *testing.T) {
 	if b.String() == old {
 		return
 	}
-	if !*update {
-		t.Fatalf("%s is out of date; run this test with -update", path)
-	}
+	must.Be(t, *update, "%s is out of date; run this test with -update", path)
 	must.Succeed(t, os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644))
 }

@@ -100,9 +100,7 @@ func TestLimits(t *testing.T) {
 			}
 			im := image{initramfs.Image{}}
 			dirs, err := filepath.Glob(filepath.Join(k.Dir, "lib/modules/*/kernel"))
-			if err != nil || len(dirs) != 1 {
-				t.Fatalf("modules of the kernel: got %q, %v, want one directory", dirs, err)
-			}
+			must.Be(t, err == nil && len(dirs) == 1, "modules of the kernel: got %q, %v, want one directory", dirs, err)
 			must.Succeed(t, errors.Join(im.system(binaries), im.units(binaries, kernel.skip), im.AddModules(dirs[0], modules)))
 			report := run(t, k, im, kernel.processors)
 			version, report, _ := strings.Cut(report, "\n")

@@ -54,9 +54,8 @@ func TestDamageMatchesItsCounts(t *testing.T) {
 			if got[i] == want[i] {
 				continue
 			}
-			if got[i]^want[i] != 1 {
-				t.Errorf("%s: byte %d: got %d, want %d with one bit flipped", name, i, got[i], want[i])
-			}
+			expect.That(t, got[i]^want[i] == 1,
+				"%s: byte %d: got %d, want %d with one bit flipped", name, i, got[i], want[i])
 			if filepath.Dir(name) == "segments" {
 				found.Extents++
 			} else {
