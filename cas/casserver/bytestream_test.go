@@ -70,9 +70,7 @@ func TestRule042_TooMuchDataIsRejectedImmediately(t *testing.T) {
 	stream := c.open(t.Context(), t, message(uploadName("12345678"), 0, "123456789", false))
 	// The client neither finishes nor closes: the answer must not wait for that.
 	wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.InvalidArgument, "longer than the 8 bytes")
-	if n := m.Len(); n != 0 {
-		t.Errorf("%d blobs are stored", n)
-	}
+	expect.Equal(t, m.Len(), 0, "blobs are stored")
 }
 
 // A greedy store reads to the end first and hides the errors of the reader.

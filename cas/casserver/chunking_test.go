@@ -414,9 +414,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 	cancel()
 	_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
 	wantCode(t, err, codes.Canceled)
-	if n := m.Calls(faulty.Open); n != atOnce {
-		t.Errorf("%d blobs are read at once, want %d", n, atOnce)
-	}
+	expect.Equal(t, m.Calls(faulty.Open), atOnce, "blobs are read at once")
 	gate.Open()
 	for range all {
 		expect.Error(t, <-done, nil)

@@ -122,9 +122,7 @@ func TestUploadWaitsWithoutBuffer(t *testing.T) {
 		s.messages = append(s.messages, b)
 	}
 	u := &upload{stream: s, digest: cas.SHA256.Sum([]byte("abcdefghi"))}
-	if b, err := io.ReadAll(u); err != nil || string(b) != "abcdefghi" {
-		t.Errorf("got %q, %v", b, err)
-	}
+	expect.Equal(t, string(must.Get(io.ReadAll(u))(t)), "abcdefghi")
 }
 
 func TestReadResponseEqualsMessage(t *testing.T) {

@@ -38,9 +38,7 @@ func TestRule091_PingsOnIdleConnectionArePermitted(t *testing.T) {
 			must.Get(c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{}))(t)
 			time.Sleep(10 * time.Minute)
 		}
-		if n := dials.Load(); n != 1 {
-			t.Errorf("got %d connections, want one", n)
-		}
+		expect.Equal(t, dials.Load(), 1, "connections")
 	})
 }
 
@@ -101,9 +99,7 @@ func TestCallsPerConnectionAreLimited(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if n := opened.Load(); n != 1000 {
-			t.Errorf("%d calls at once, want 1000", n)
-		}
+		expect.Equal(t, opened.Load(), 1000, "calls at once")
 	})
 }
 

@@ -176,9 +176,7 @@ func TestRule056_WaitingUploadsVanishWithServer(t *testing.T) {
 	if n := store.Stats().Bytes; n < 2<<20 {
 		t.Errorf("two waiting uploads: got %d bytes, want at least 2 MiB", n)
 	}
-	if n, err := c.write(t.Context(), message(uploadName(data), 1<<20, data[1<<20:], true)); err != nil || n != 3<<20 {
-		t.Errorf("got %d, %v", n, err)
-	}
+	expect.Equal(t, must.Get(c.write(t.Context(), message(uploadName(data), 1<<20, data[1<<20:], true)))(t), 3<<20)
 	c.stop()
 	expect.Error(t, store.Close(), nil)
 	if store, err = disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20}); err != nil {

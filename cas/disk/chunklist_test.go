@@ -153,9 +153,7 @@ func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 				p.Release()
 				must.Succeed(t, s.Put(t.Context(), of[1], bytes.NewReader(b[5000:])))
 				wantBlob(t, s, d, b)
-				if got := missing(t, s, d); len(got) > 0 {
-					t.Errorf("Missing: got %v", got)
-				}
+				expect.Slices(t, missing(t, s, d), nil, "Missing")
 			})
 		})
 	}

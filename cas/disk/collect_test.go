@@ -300,9 +300,7 @@ func TestLaterResultWins(t *testing.T) {
 			if r, err := store(t, c, "").Lookup(t.Context(), action); err != nil || r.ExitCode != int32(n) {
 				t.Errorf("round %d, after reopening: got %v, %v, want %d", round, r, err, n)
 			}
-			if got := c.Stats().Results; got != 1 {
-				t.Errorf("got %d results, want 1", got)
-			}
+			expect.Equal(t, c.Stats().Results, 1, "results")
 		}
 	})
 }

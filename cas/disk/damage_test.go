@@ -317,9 +317,7 @@ func TestVanishedFileIsNotFound(t *testing.T) {
 	if got := present(t, s, 3); len(got) != 0 {
 		t.Errorf("vanished blobs %v are still present", got)
 	}
-	if n := c.Stats().Corrupt; n != 3 {
-		t.Errorf("got %d damaged blobs, want 3", n)
-	}
+	expect.Equal(t, c.Stats().Corrupt, 3, "damaged blobs")
 }
 
 func TestDamagedResultIsMiss(t *testing.T) {

@@ -39,9 +39,7 @@ func TestFindPrefix(t *testing.T) {
 			}
 		}
 		other := d.Hash()[:12] + "0123"
-		if got := find(s, other, 2); len(got) != 0 {
-			t.Errorf("prefix %s: got %v, want none", other, got)
-		}
+		expect.Slices(t, find(s, other, 2), nil, "prefix %s", other)
 	}
 	for prefix, in := range map[string]*disk.Store{
 		action.Hash()[:8]:             s,
@@ -49,9 +47,7 @@ func TestFindPrefix(t *testing.T) {
 		packed.Hash()[:8]:             store(t, c, "other"),
 		packed.Hash() + "/1000":       s,
 	} {
-		if got := find(in, prefix, 2); len(got) != 0 {
-			t.Errorf("prefix %s: got %v, want none", prefix, got)
-		}
+		expect.Slices(t, find(in, prefix, 2), nil, "prefix %s", prefix)
 	}
 	for _, bad := range []string{"", "1234567", "1234567g", packed.Hash()[:8] + "*", "../" + packed.Hash()} {
 		expect.Error(t, expect.Err(s.FindPrefix(t.Context(), bad, 1)), cas.ErrInvalid, "prefix %q", bad)
@@ -69,9 +65,7 @@ func TestFindPrefixOfSeveral(t *testing.T) {
 	}
 	slices.SortFunc(both, func(a, b cas.Digest) int { return strings.Compare(a.Hash(), b.Hash()) })
 	prefix := both[0].Hash()[:8]
-	if got, err := s.FindPrefix(t.Context(), prefix, 5); err != nil || !slices.Equal(got, both) {
-		t.Errorf("got %v, %v, want %v", got, err, both)
-	}
+	expect.Slices(t, must.Get(s.FindPrefix(t.Context(), prefix, 5))(t), both)
 	if got, err := s.FindPrefix(t.Context(), prefix, 1); err != nil || len(got) != 1 {
 		t.Errorf("got %v, %v, want one", got, err)
 	}

@@ -258,10 +258,7 @@ func TestCompactionDuringPutLosesNothing(t *testing.T) {
 	expect.That(t, !g.NeedsCompaction(), "the log was not compacted")
 	expect.Error(t, errors.Join(c.Check(t.Context()), c.Close()), nil)
 	_, s = openStore(t, config)
-	if missing, err := s.Missing(t.Context(), []cas.Digest{d, cas.SHA256.Sum([]byte("x"))}); err != nil ||
-		len(missing) > 0 {
-		t.Errorf("Missing: got %v, %v, want none", missing, err)
-	}
+	expect.Slices(t, must.Get(s.Missing(t.Context(), []cas.Digest{d, cas.SHA256.Sum([]byte("x"))}))(t), nil, "Missing")
 }
 
 // TestReaderOfDamagedFileSparesItsSuccessor: a reader that finds damage must not drop a file put meanwhile.
@@ -292,9 +289,7 @@ func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
 		t.Errorf("the sound file was dropped: %v", err)
 	}
-	if got := c.Stats().Corrupt; got != 1 {
-		t.Errorf("got %d damaged blobs, want 1", got)
-	}
+	expect.Equal(t, c.Stats().Corrupt, 1, "damaged blobs")
 }
 
 // TestSoundFileStaysDuringRecheck: a file that a reader reports as damaged is read again, and stays if it is sound,
@@ -340,14 +335,10 @@ func TestSoundFileStaysDuringRecheck(t *testing.T) {
 	}
 	close(done)
 	group.Wait()
-	if got := c.Stats().Corrupt; got != 0 {
-		t.Errorf("got %d damaged blobs, want 0", got)
-	}
+	expect.Equal(t, c.Stats().Corrupt, 0, "damaged blobs")
 	expect.Error(t, c.Close(), nil)
 	_, s = openStore(t, config)
-	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
-		t.Errorf("Missing after Open: got %v, %v, want none", missing, err)
-	}
+	expect.Slices(t, must.Get(s.Missing(t.Context(), []cas.Digest{d}))(t), nil, "Missing after Open")
 }
 
 // TestUseDuringMoveIsKept: a use after an entry was read for moving, and before it moved, is in the new log.
@@ -376,9 +367,7 @@ func useBetweenReadAndMove(t *testing.T) {
 	must.Succeed(t, err)
 	time.Sleep(time.Hour)
 	used := seconds(time.Now())
-	if absent := c.touch(keys, used); len(absent) > 0 {
-		t.Errorf("absent: got %v, want none", absent)
-	}
+	expect.Slices(t, c.touch(keys, used), nil, "absent")
 	must.Succeed(t, m.flush())
 	must.Succeed(t, c.removeSegment(&plan{census: c.takeCensus(0)}, g))
 	must.Succeed(t, errors.Join(c.Check(t.Context()), c.Close()))

@@ -61,9 +61,7 @@ func TestLibraryRemembersImages(t *testing.T) {
 		t.Errorf("another instance: got %+v, want an error, because its store does not have the image", e)
 	}
 	must.Succeed(t, again.Remove(all...))
-	if all := open(t, setup).List(); len(all) != 0 {
-		t.Errorf("after Remove: got %+v, want nothing", all)
-	}
+	expect.Slices(t, open(t, setup).List(), nil, "after Remove")
 }
 
 // TestPlaces: a place is the host of a registry, or repositories below it.
@@ -120,9 +118,7 @@ func TestLibraryAllowsRegistries(t *testing.T) {
 	}
 	hash := strings.TrimPrefix(digestOf(t, im), "sha256:")
 	for name, want := range map[string]int{"toolchain:5": 1, hash[:8]: 1, digestOf(t, im): 1, hash[:7]: 0, "toolchain": 0} {
-		if got := l.Find("", name); len(got) != want {
-			t.Errorf("Find(%q): got %d images, want %d", name, len(got), want)
-		}
+		expect.Equal(t, len(l.Find("", name)), want, "Find(%q): images", name)
 	}
 }
 

@@ -109,9 +109,7 @@ func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 				expect.Error(t, cas.Fetch(t.Context(), p.store, ds), nil)
 			})
 			synctest.Wait()
-			if n := p.faultyUpstream.Calls(faulty.Open); n != want {
-				t.Errorf("got %d parallel reads, want %d", n, want)
-			}
+			expect.Equal(t, p.faultyUpstream.Calls(faulty.Open), want, "parallel reads")
 		}
 		gate.Open()
 		group.Wait()

@@ -531,10 +531,7 @@ func TestMissing(t *testing.T) {
 			_, there := put(t, p.upstream, 2, 100)
 			_, nowhere := castest.Blob(3, 100)
 			missing := func(ds ...cas.Digest) ([]cas.Digest, error) { return p.store.Missing(t.Context(), ds) }
-			if got, err := missing(there, nowhere, here, nowhere); err != nil ||
-				!slices.Equal(got, []cas.Digest{nowhere}) {
-				t.Errorf("got %v, %v", got, err)
-			}
+			expect.Slices(t, must.Get(missing(there, nowhere, here, nowhere))(t), []cas.Digest{nowhere})
 			p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Missing)
 			expect.Equal(t, len(must.Get(missing(here, here))(t)), 0, "upstream unavailable, all local")
 			got, err := missing(here, there, nowhere)

@@ -112,9 +112,7 @@ func (b *bubble) wantAway(t *testing.T, why string) {
 		}
 	}
 	data, d := castest.Blob(9, 9)
-	if errs := b.store.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: data}}); !errors.Is(errs[0], cas.ErrUnavailable) {
-		t.Errorf("PutAll: got %v, want ErrUnavailable", errs[0])
-	}
+	expect.Error(t, b.store.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: data}})[0], cas.ErrUnavailable, "PutAll")
 	expect.Equal(t, time.Since(start), 0, "failing")
 	if err := b.client.Err(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "since 20") {
 		t.Errorf("Err: got %v, want ErrUnavailable since when and for %q", err, why)

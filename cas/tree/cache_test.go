@@ -320,9 +320,7 @@ func TestCacheIsNotPoisoned(t *testing.T) {
 	_, err := c.Load(t.Context(), in, root)
 	wantError(t, err, cas.ErrCorrupt, "")
 	n.put(t, s)
-	if got := loaded(t, c, in, root); got.Files() != 1 {
-		t.Errorf("got %d files, want 1", got.Files())
-	}
+	expect.Equal(t, loaded(t, c, in, root).Files(), 1, "files")
 	bad := putProto(t, s, files("b", "a"))
 	for range 2 {
 		_, err = c.Load(t.Context(), in, bad)

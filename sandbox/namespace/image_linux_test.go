@@ -142,9 +142,7 @@ func TestManyImages(t *testing.T) {
 		err := r.Try(t.Context(), t, b)
 		return r.Stdout, err
 	}
-	if got, err := run(zygote.MaxImages); err != nil || got != fmt.Sprintln(zygote.MaxImages) {
-		t.Errorf("%d images: got %q, %v", zygote.MaxImages, got, err)
-	}
+	expect.Equal(t, must.Get(run(zygote.MaxImages))(t), fmt.Sprintln(zygote.MaxImages), "%d images", zygote.MaxImages)
 	expect.Error(t, expect.Err(run(zygote.MaxImages+1)), sandbox.ErrSpec, "%d images", zygote.MaxImages+1)
 }
 

@@ -63,7 +63,5 @@ func TestWhatIsLacking(t *testing.T) {
 		"got %+v, %v\n%s", res, err, &said)
 	expect.That(t, strings.Contains(said.String(), "the-store") != hidden,
 		"without %s: paths are hidden: %t; the mount table is\n%s", lacking, hidden, &said)
-	if text, err := os.ReadFile(blob); err != nil || string(text) != "text" {
-		t.Errorf("the run changed its input: %q, %v", text, err)
-	}
+	expect.Equal(t, string(must.Get(os.ReadFile(blob))(t)), "text", "the run changed its input")
 }

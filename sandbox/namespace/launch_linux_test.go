@@ -247,12 +247,8 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	if lost.err == nil || !strings.Contains(lost.err.Error(), "it was killed by signal 9 (SIGKILL)") {
 		t.Errorf("a run without its slot ended with %+v, %v", lost.r.Result, lost.err)
 	}
-	if n := b.Lost(); n != 0 {
-		t.Errorf("a run that had begun was tried again: %d times", n)
-	}
-	if n := running(); n != 1 {
-		t.Errorf("%d runs are alive, want the other one", n)
-	}
+	expect.Equal(t, b.Lost(), 0, "tries of a run that had begun")
+	expect.Equal(t, running(), 1, "runs are alive")
 	cancel()
 	if other := <-ended; other.err != nil || !other.r.Result.Stopped {
 		t.Errorf("the other run: got %+v, %v", other.r.Result, other.err)

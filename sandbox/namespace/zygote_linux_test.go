@@ -77,9 +77,7 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 	must.Be(t, eventually(func() bool { return len(alive()) == 3*61 }), "the runs did not start")
 	must.Succeed(t, b.KillZygote())
 	ended.Wait()
-	if left := alive(); len(left) > 0 {
-		t.Errorf("alive after Run returned: %v", left)
-	}
+	expect.Slices(t, alive(), nil, "alive after Run returned")
 	r := sandboxtest.Run{Script: "exit 3"}
 	r.Do(t, b)
 	expect.That(t, r.Result.ExitCode == 3, "the next run: got exit code %d, want 3", r.Result.ExitCode)
@@ -108,9 +106,7 @@ func TestFortyRunsAtOnce(t *testing.T) {
 		cancel()
 		ended.Wait()
 	}
-	if got := b.Slots(); got != n {
-		t.Errorf("got %d slots, want %d", got, n)
-	}
+	expect.Equal(t, b.Slots(), n, "slots")
 }
 
 // TestSlotsShowNoUser: as root each slot has its own users on the host, and two runs that are in different slots cannot

@@ -18,9 +18,7 @@ func TestEveryRuleHasACheck(t *testing.T) {
 			"rule %d, %q: no check or no unique title", r.number, r.title)
 		titles[r.title] = true
 	}
-	if n := len(rules()); n != 132 {
-		t.Errorf("got %d rules, want 132", n)
-	}
+	expect.Equal(t, len(rules()), 132, "rules")
 }
 
 // TestSelection checks the flags -part and -rules.

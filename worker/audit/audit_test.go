@@ -141,9 +141,7 @@ func TestReleasedFormat(t *testing.T) {
 		t.Errorf("got target %q, events %v", r.Target, r.Events)
 	}
 	appendAll(t, open(t, dir), entry(1))
-	if report := verify(t, dir, head); report.Entries != 19 {
-		t.Errorf("after an append: got %d entries, want 19", report.Entries)
-	}
+	expect.Equal(t, verify(t, dir, head).Entries, 19, "after an append: entries")
 }
 
 func TestTimeIsRecordedInUTC(t *testing.T) {

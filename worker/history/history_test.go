@@ -215,9 +215,7 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 	l.Close()
 	now = now.Add(2 * time.Hour)
 	l = open(t, Config{Dir: dir, MaxBytes: most, MaxAge: time.Hour, now: func() time.Time { return now }})
-	if got := found(t, l, Filter{}); len(got) != 0 {
-		t.Errorf("%d expired entries are listed, want 0", len(got))
-	}
+	expect.Equal(t, len(found(t, l, Filter{})), 0, "expired entries are listed")
 	l.Add(Entry{Action: digest(1)})
 	expect.Slices(t, found(t, l, Filter{}), []uint64{3001}, "after all expired found")
 	if left, err := l.segs.List(); err != nil || len(left) > 2 {

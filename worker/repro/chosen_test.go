@@ -54,9 +54,7 @@ func TestSamplerSkipsCachedFailedAndInteractiveRuns(t *testing.T) {
 			c.task(task)
 		}
 		execute(t, e, task)
-		if e.Waiting() != c.waiting {
-			t.Errorf("%s: got %d waiting, want %d", name, e.Waiting(), c.waiting)
-		}
+		expect.Equal(t, e.Waiting(), c.waiting, "%s: waiting", name)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -38,9 +39,7 @@ func TestFixesThatRemoveADifferenceAreVerified(t *testing.T) {
 	if d := v.Differences; len(d) != 1 || !d[0].FixVerified || d[0].Fix != compare.FixFor(compare.Zone, "") {
 		t.Errorf("got %+v", d)
 	}
-	if s.runs() != repro.DefaultRuns+2 {
-		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
-	}
+	expect.Equal(t, s.runs(), repro.DefaultRuns+2, "runs")
 	var text strings.Builder
 	must.Succeed(t, v.Text(&text, repro.TextOptions{}))
 	markdown := string(repro.Report{v}.Markdown())
@@ -96,9 +95,7 @@ func TestFixesChangeTheCommand(t *testing.T) {
 			t.Errorf("run %d: got %q", i+1, a.Command)
 		}
 	}
-	if s.runs() != repro.DefaultRuns+2 {
-		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
-	}
+	expect.Equal(t, s.runs(), repro.DefaultRuns+2, "runs")
 }
 
 // A fix may make a run impossible, such as one with too long arguments. That is no reason to lose the verdict.
@@ -127,9 +124,7 @@ func TestOnlyTrialsWithRunsAreLimited(t *testing.T) {
 	if d := tried(t, s, task, "time").Differences; len(d) != 1 || !d[0].FixVerified || !strings.HasPrefix(d[0].Fix, "set SOURCE_DATE_EPOCH") {
 		t.Errorf("got %+v", d)
 	}
-	if s.runs() != repro.DefaultRuns+2 {
-		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
-	}
+	expect.Equal(t, s.runs(), repro.DefaultRuns+2, "runs")
 }
 
 // Two runs of one executor are equal with and without a fix if only the other executor makes something else.

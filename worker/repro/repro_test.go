@@ -420,9 +420,7 @@ func TestCheckPausesToVaryTime(t *testing.T) {
 		s := newScript(t, func(int, *worker.Variation) made { return file(fmt.Sprint("made at ", time.Now().Unix()/2)) })
 		o := s.options()
 		o.Pause, o.Executors[0].Features = 0, &sandbox.Features{}
-		if v := check(t, s.action(), o); v.Result != repro.Differs {
-			t.Errorf("got %s", v.Result)
-		}
+		expect.Equal(t, check(t, s.action(), o).Result, repro.Differs)
 		for what, change := range map[string]func(){
 			"time is not varied":   func() { o.Factors, o.Executors[0].Features = []repro.Factor{"hostname"}, &sandbox.Features{} },
 			"negative pause":       func() { o.Factors, o.Pause, o.Executors[0].Features = repro.AllFactors, -1, &sandbox.Features{} },
@@ -712,9 +710,7 @@ func TestCheckNamesTheWrongField(t *testing.T) {
 			t.Errorf("got error %v, want an invalid request that names %s", err, want)
 		}
 	}
-	if s.runs() != 0 {
-		t.Errorf("got %d runs, want none", s.runs())
-	}
+	expect.Equal(t, s.runs(), 0, "runs")
 }
 
 // TestUnvariedRunsAreNotTheSame: equal runs without any variation do not show that an action is reproducible.

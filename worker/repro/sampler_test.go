@@ -156,9 +156,7 @@ func TestGateKeepsCheckingIrreproducibleActions(t *testing.T) {
 	if s.recorded != 2 || e.Remark("", task.Action) != "" {
 		t.Errorf("got %d recorded, remark %q", s.recorded, e.Remark("", task.Action))
 	}
-	if runs := s.runs(); runs != 7 {
-		t.Errorf("got %d runs, want 7", runs)
-	}
+	expect.Equal(t, s.runs(), 7, "runs")
 }
 
 // A restarted server reports and withholds what the last one found, until the action is reproducible.

@@ -205,9 +205,7 @@ func TestV2RemoveKillsTheProcesses(t *testing.T) {
 	cmd := exec.Command("/bin/sleep", "60")
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	must.Succeed(t, inside(t, g, cmd, noLimits, cmd.Start))
-	if n := processes(t, g); n != 1 {
-		t.Errorf("got %d processes, want 1", n)
-	}
+	expect.Equal(t, processes(t, g), 1, "processes")
 	for u := sample(t, g); u.User+u.System == 0; u = sample(t, g) {
 		time.Sleep(time.Millisecond) // counted when the process gives up its processor
 	}

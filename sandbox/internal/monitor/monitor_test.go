@@ -134,7 +134,5 @@ func TestCallsLeaveRoomForTheNetwork(t *testing.T) {
 		expect.That(t, slices.ContainsFunc(events, func(e sandbox.Event) bool { return e.Subject == subject }),
 			"%s is not recorded", subject)
 	}
-	if unrecorded != 3*maxKind-maxKind/2 {
-		t.Errorf("got %d unrecorded events, want %d", unrecorded, 3*maxKind-maxKind/2)
-	}
+	expect.Equal(t, unrecorded, 3*maxKind-maxKind/2, "unrecorded events")
 }

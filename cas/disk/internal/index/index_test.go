@@ -206,7 +206,5 @@ func TestConcurrentUse(t *testing.T) {
 
 // TestSlotIsSmall: there may be millions of entries.
 func TestSlotIsSmall(t *testing.T) {
-	if n := reflect.TypeFor[slot]().Size(); n != 64 {
-		t.Errorf("got %d bytes, want 64", n)
-	}
+	expect.Equal(t, reflect.TypeFor[slot]().Size(), 64, "bytes")
 }
