@@ -20,8 +20,7 @@ import (
 
 func TestProfileDefaults(t *testing.T) {
 	p := sandbox.Profile{Args: []string{"cc"}, Env: []string{"B=2", "A=1", "TMPDIR"}, Outputs: []string{"/build/out", "/log"}}
-	build, err := sandbox.ForBuild(p)
-	must.Succeed(t, err)
+	build := must.Get(sandbox.ForBuild(p))(t)
 	l := build.Limits
 	if l.Memory != 4<<30 || l.CPU != time.Hour || l.Processes != 128 || len(build.Network.Allow) > 0 {
 		t.Errorf("got limits %+v, network %+v", l, build.Network)
@@ -30,8 +29,7 @@ func TestProfileDefaults(t *testing.T) {
 	outputs := []sandbox.Output{{Target: "/build/out", Source: "build/out"}, {Target: "/log", Source: "log"}}
 	expect.That(t, slices.Equal(build.Env, env) && slices.Equal(build.Outputs, outputs) && build.Dir == "/build/out",
 		"got env %q, outputs %v, dir %s", build.Env, build.Outputs, build.Dir)
-	test, err := sandbox.ForTest(p)
-	must.Succeed(t, err)
+	test := must.Get(sandbox.ForTest(p))(t)
 	if l.Processes = 1024; test.Limits != l {
 		t.Errorf("limits of a test: got %+v, want %+v", test.Limits, l)
 	}
@@ -41,13 +39,11 @@ func TestProfileDefaults(t *testing.T) {
 }
 
 func TestProfileFollowsLinks(t *testing.T) {
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must.Succeed(t, err)
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	link := filepath.Join(dir, "link")
 	must.Succeed(t, errors.Join(os.Mkdir(filepath.Join(dir, "real"), 0o755), os.Symlink("real", link)))
 	p := sandbox.Profile{Args: []string{"cc"}, Tools: []sandbox.Input{{Target: "/tool", Source: filepath.ToSlash(link)}}}
-	spec, err := sandbox.ForBuild(p)
-	must.Succeed(t, err)
+	spec := must.Get(sandbox.ForBuild(p))(t)
 	if got, want := spec.Inputs[0].Source, filepath.Join(dir, "real"); got != want {
 		t.Errorf("source: got %s, want %s", got, want)
 	}

@@ -58,8 +58,7 @@ func loopback(b *testing.B, v void) *grpc.ClientConn {
 	Register(s, Config{Instances: func(name string) (*cas.Instance, error) {
 		return &cas.Instance{Name: name, Store: v}, nil
 	}})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(b, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(b)
 	go s.Serve(l)
 	b.Cleanup(s.Stop)
 	conn := grpctest.Dial(b, l.Addr().String())
@@ -97,8 +96,7 @@ func thinStream(b *testing.B, conn *grpc.ClientConn, method string) grpc.ClientS
 
 func streamedDigest(b *testing.B) cas.Digest {
 	b.Helper()
-	d, err := cas.NewDigest(cas.SHA256, cas.SHA256.Sum(nil).Hash(), streamed)
-	must.Succeed(b, err)
+	d := must.Get(cas.NewDigest(cas.SHA256, cas.SHA256.Sum(nil).Hash(), streamed))(b)
 	return d
 }
 
@@ -133,8 +131,7 @@ func BenchmarkWrite(b *testing.B) {
 				if off == 0 {
 					m.ResourceName = name
 				}
-				encoded, err := proto.Marshal(m)
-				must.Succeed(b, err)
+				encoded := must.Get(proto.Marshal(m))(b)
 				messages = append(messages, encoded)
 			}
 			b.SetBytes(streamed)

@@ -140,8 +140,7 @@ func (w *workload) damage(blobs []crashBlob) {
 			continue
 		}
 		for _, path := range segmentFiles(w, w.config.Dir, ".data") {
-			all, err := os.ReadFile(path)
-			must.Succeed(w, err)
+			all := must.Get(os.ReadFile(path))(w)
 			if bytes.Contains(all, data) {
 				damageBlob(w, w.config.Dir, data)
 			}

@@ -41,8 +41,7 @@ func TestLocateAllocations(t *testing.T) {
 		t.Errorf("Valid: got %v allocations", n)
 	}
 	n := testing.AllocsPerRun(10, func() {
-		p, err := s.Locate(t.Context(), ds)
-		must.Succeed(t, err)
+		p := must.Get(s.Locate(t.Context(), ds))(t)
 		p.Release()
 	})
 	expect.That(t, n <= 100, "Locate: got %v allocations", n)

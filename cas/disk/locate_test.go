@@ -394,8 +394,7 @@ func BenchmarkLocate(b *testing.B) {
 	b.Run("known", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			p, err := s.Locate(b.Context(), ds)
-			must.Succeed(b, err)
+			p := must.Get(s.Locate(b.Context(), ds))(b)
 			p.Release()
 		}
 	})

@@ -66,8 +66,7 @@ func pushImage(t *testing.T, to string) string {
 	t.Helper()
 	im, err := random.Image(1000, 2)
 	if err == nil {
-		cf, cerr := im.ConfigFile()
-		must.Succeed(t, cerr)
+		cf := must.Get(im.ConfigFile())(t)
 		cf = cf.DeepCopy()
 		cf.Config.Env = []string{"PATH=/opt/bin:/bin", "GREETING=hello \x1bworld"}
 		im, err = mutate.ConfigFile(im, cf)

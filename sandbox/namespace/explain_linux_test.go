@@ -54,14 +54,12 @@ func TestFullWorkspace(t *testing.T) {
 	const size = 1 << 20
 	b, _ := backend(t, namespace.Config{})
 	for _, limit := range []int64{16 << 30, sandbox.Unlimited} {
-		w, err := b.Workspace(t.Context(), size, 100)
-		must.Succeed(t, err)
+		w := must.Get(b.Workspace(t.Context(), size, 100))(t)
 		defer w.Close()
 		s := script(t, "head -c 2000000 /dev/zero > file")
 		s.Workspace, s.Limits.OutputBytes, s.Dir = w.Name(), limit, "/build"
 		s.Outputs = []sandbox.Output{{Target: "/build", Source: "out"}}
-		res, err := b.Run(t.Context(), s, sandbox.Stdio{})
-		must.Succeed(t, err)
+		res := must.Get(b.Run(t.Context(), s, sandbox.Stdio{}))(t)
 		if e := res.Exceeded; e == nil || e.LimitValue != size || e.ActualValue != size {
 			t.Errorf("limit %d: got %v, want %d bytes", limit, e, size)
 		}
@@ -71,14 +69,11 @@ func TestFullWorkspace(t *testing.T) {
 // TestHiddenPathsAreResolved: a hidden directory may be relative, and lead through a symbolic link.
 func TestHiddenPathsAreResolved(t *testing.T) {
 	t.Parallel()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must.Succeed(t, err)
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	link := filepath.Join(dir, "link")
 	must.Succeed(t, errors.Join(os.Mkdir(filepath.Join(dir, "the-store"), 0o755), os.Symlink("the-store", link)))
-	here, err := os.Getwd()
-	must.Succeed(t, err)
-	relative, err := filepath.Rel(here, link)
-	must.Succeed(t, err)
+	here := must.Get(os.Getwd())(t)
+	relative := must.Get(filepath.Rel(here, link))(t)
 	for i, hidden := range []string{filepath.Join(dir, "the-store"), link, relative} {
 		b, f := backend(t, namespace.Config{Hidden: []string{hidden}})
 		if !slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == string(namespace.HiddenPaths) && c.OK }) {

@@ -25,8 +25,7 @@ func TestHelperThatCannotStart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), program)
 			cmd.Env = []string{"HOME=/", "PROGRAM_CALLS_INIT=" + c.callsInit}
-			out, err := cmd.Output()
-			must.Succeed(t, err)
+			out := must.Get(cmd.Output())(t)
 			if got := string(out); !strings.Contains(got, c.want) || !strings.Contains(got, "unsupported: false") {
 				t.Errorf("Probe got %q, want an error with %q that is not ErrUnsupported", got, c.want)
 			}

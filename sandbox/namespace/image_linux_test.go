@@ -171,8 +171,7 @@ func TestImagesAttached(t *testing.T) {
 	rootOnly(t)
 	b := namespace.NewAttached(namespace.Config{})
 	defer b.Close()
-	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
-	must.Succeed(t, err)
+	f := must.Get(os.Create(filepath.Join(t.TempDir(), "image")))(t)
 	defer f.Close()
 	if _, err := f.Write(erofs("")); err != nil {
 		t.Fatal(err)

@@ -56,8 +56,7 @@ var acts = map[string]func(string) error{
 // program is a run of actions.
 func program(t testing.TB, words ...string) *sandboxtest.Run {
 	t.Helper()
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Get(os.Executable())(t)
 	return &sandboxtest.Run{Spec: func(s *sandbox.Spec) {
 		s.Args = []string{"/inside"}
 		s.Timeout = 2 * time.Minute

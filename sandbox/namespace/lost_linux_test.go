@@ -231,8 +231,7 @@ func TestSlotSaysWhyItLostARun(t *testing.T) {
 func TestEndedRunOutlivesItsSlot(t *testing.T) {
 	t.Parallel()
 	pair := func() (ours, theirs int) {
-		sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		must.Succeed(t, err)
+		sv := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
 		return sv[0], sv[1]
 	}
 	for _, said := range [][]string{nil, {"."}} {

@@ -162,11 +162,9 @@ func TestBackendUnprivileged(t *testing.T) {
 
 func copyExecutable(t *testing.T, to string) {
 	t.Helper()
-	src, err := os.Open("/proc/self/exe")
-	must.Succeed(t, err)
+	src := must.Get(os.Open("/proc/self/exe"))(t)
 	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
-	must.Succeed(t, err)
+	dst := must.Get(os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755))(t)
 	if _, err := io.Copy(dst, src); err != nil {
 		t.Fatal(err)
 	}
@@ -259,8 +257,7 @@ func TestRunDiesWithItsWorker(t *testing.T) {
 	mark := fmt.Sprintf("4%d.5", os.Getpid())
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), holdVariable+"="+mark)
-	stdout, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
+	stdout := must.Get(cmd.StdoutPipe())(t)
 	must.Succeed(t, cmd.Start())
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "started\n" {
 		t.Fatalf("the run did not start: %q, %v", line, err)

@@ -42,16 +42,14 @@ func TestPlan(t *testing.T) {
 		fmt.Fprintf(&b, "%s %s %q %d %d\n", op.Kind, op.Target, op.Source, op.Bytes, op.Attrs)
 	}
 	p.Ops = nil
-	rest, err := json.MarshalIndent(p, "", "\t")
-	must.Succeed(t, err)
+	rest := must.Get(json.MarshalIndent(p, "", "\t"))(t)
 	fmt.Fprintf(&b, "%s\n", rest)
 	const golden = "testdata/plan.txt"
 	if *update {
 		must.Succeed(t, os.MkdirAll("testdata", 0o755))
 		must.Succeed(t, os.WriteFile(golden, []byte(b.String()), 0o644))
 	}
-	want, err := os.ReadFile(golden)
-	must.Succeed(t, err)
+	want := must.Get(os.ReadFile(golden))(t)
 	if d := cmp.Diff(string(want), b.String()); d != "" {
 		t.Errorf("the plan differs from %s (-want +got):\n%s", golden, d)
 	}

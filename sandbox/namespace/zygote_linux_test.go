@@ -189,8 +189,7 @@ func TestNothingAccumulates(t *testing.T) {
 		}
 	}
 	count := func(dir string) int {
-		entries, err := os.ReadDir(dir)
-		must.Succeed(t, err)
+		entries := must.Get(os.ReadDir(dir))(t)
 		return len(entries)
 	}
 	zygote := fmt.Sprintf("/proc/%d/", b.Zygote())
@@ -317,8 +316,7 @@ func TestDiskRateReachesTheGroup(t *testing.T) {
 		r.Do(t, b)
 		limits := ""
 		for _, g := range groups(t) {
-			files, err := filepath.Glob(g + "/slot*/io.max")
-			must.Succeed(t, err)
+			files := must.Get(filepath.Glob(g + "/slot*/io.max"))(t)
 			for _, file := range files {
 				limits += string(must.Get(os.ReadFile(file))(t))
 			}

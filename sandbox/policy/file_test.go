@@ -25,8 +25,7 @@ func golden(t *testing.T, name, got string) {
 	if *update {
 		must.Succeed(t, os.WriteFile("testdata/"+name, []byte(got), 0o666))
 	}
-	want, err := os.ReadFile("testdata/" + name)
-	must.Succeed(t, err)
+	want := must.Get(os.ReadFile("testdata/" + name))(t)
 	expect.That(t, got == string(want), "got\n%s\nwant testdata/%s\n%s", got, name, want)
 }
 
@@ -122,17 +121,14 @@ func TestParseRefusesLargeFiles(t *testing.T) {
 }
 
 func TestParseReadsTheExample(t *testing.T) {
-	text, err := os.ReadFile("../../examples/policy.yaml")
-	must.Succeed(t, err)
-	p, err := policy.Parse("policy.yaml", text)
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile("../../examples/policy.yaml"))(t)
+	p := must.Get(policy.Parse("policy.yaml", text))(t)
 	golden(t, "example.txt", p.Text())
 }
 
 // TestDocumentation parses every policy in the document, and compares the one with the built-in values.
 func TestDocumentation(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/policy.md")
-	must.Succeed(t, err)
+	doc := must.Get(os.ReadFile("../../docs/policy.md"))(t)
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(doc, -1)
 	must.Be(t, len(blocks) >= 3, "got %d blocks of YAML, want at least 3", len(blocks))
 	for _, b := range blocks {
@@ -187,14 +183,12 @@ func TestTextIsTheSamePolicy(t *testing.T) {
 
 func parse(t *testing.T, text string) *policy.Policy {
 	t.Helper()
-	p, err := policy.Parse("policy.yaml", []byte(text))
-	must.Succeed(t, err)
+	p := must.Get(policy.Parse("policy.yaml", []byte(text)))(t)
 	return p
 }
 
 func compile(t *testing.T, p *policy.Policy, r policy.Request) *policy.Grant {
 	t.Helper()
-	g, err := p.Compile(r, sandbox.AllLimits)
-	must.Succeed(t, err)
+	g := must.Get(p.Compile(r, sandbox.AllLimits))(t)
 	return g
 }

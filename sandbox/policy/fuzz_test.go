@@ -15,8 +15,7 @@ import (
 // FuzzParse checks that Parse returns an error with a position, or a policy that answers requests and whose canonical
 // text is the same policy.
 func FuzzParse(f *testing.F) {
-	example, err := os.ReadFile("../../examples/policy.yaml")
-	must.Succeed(f, err)
+	example := must.Get(os.ReadFile("../../examples/policy.yaml"))(f)
 	f.Add(example)
 	for _, c := range mistakes {
 		f.Add([]byte(c.text))

@@ -428,10 +428,8 @@ rules:
 // TestZeroPolicy: the zero Policy is Default, and a nil one an error.
 func TestZeroPolicy(t *testing.T) {
 	var zero policy.Policy
-	got, err := zero.Compile(policy.Request{}, sandbox.AllLimits)
-	must.Succeed(t, err)
-	want, err := policy.Default().Compile(policy.Request{}, sandbox.AllLimits)
-	must.Succeed(t, err)
+	got := must.Get(zero.Compile(policy.Request{}, sandbox.AllLimits))(t)
+	want := must.Get(policy.Default().Compile(policy.Request{}, sandbox.AllLimits))(t)
 	expect.That(t, got.Limits == want.Limits && got.Profile == want.Profile && zero.Hash() == policy.Default().Hash(),
 		"got grant %+v, want %+v", got, want)
 	if _, err := (*policy.Policy)(nil).Compile(policy.Request{}, sandbox.AllLimits); err == nil || !strings.Contains(err.Error(), "policy.Default") {

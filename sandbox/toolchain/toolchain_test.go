@@ -36,8 +36,7 @@ func host(t *testing.T) (dir string, inputs []sandbox.Input) {
 
 func fingerprint(t *testing.T, inputs []sandbox.Input) string {
 	t.Helper()
-	s, err := Read(t.Context(), inputs)
-	must.Succeed(t, err)
+	s := must.Get(Read(t.Context(), inputs))(t)
 	return s.Fingerprint
 }
 

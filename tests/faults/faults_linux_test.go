@@ -65,8 +65,7 @@ func TestServerSurvivesFaults(t *testing.T) {
 	for *seed == 0 {
 		*seed = rand.Uint64()
 	}
-	dir, err := bazelrun.TempDir(nil)
-	must.Succeed(t, err)
+	dir := must.Get(bazelrun.TempDir(nil))(t)
 	t.Cleanup(func() {
 		expect.Error(t, bazelrun.Remove(dir), nil)
 	})

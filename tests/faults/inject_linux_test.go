@@ -129,8 +129,7 @@ var injectedCall = regexp.MustCompile(`(?m)^\d+ +(?:<\.\.\. )?(\w+).*\(INJECTED\
 // injected returns the number of injected faults in a trace by call.
 func injected(t *testing.T, trace string) map[string]int {
 	t.Helper()
-	b, err := os.ReadFile(trace)
-	must.Succeed(t, err)
+	b := must.Get(os.ReadFile(trace))(t)
 	calls := map[string]int{}
 	for _, m := range injectedCall.FindAllStringSubmatch(string(b), -1) {
 		calls[m[1]]++

@@ -41,11 +41,9 @@ type load struct {
 // dial connects to a server until the test ends, and keeps what earlier has acknowledged.
 func dial(t *testing.T, address string, earlier *load) *load {
 	t.Helper()
-	server, err := remote.Dial(t.Context(), "grpc://"+address)
-	must.Succeed(t, err)
+	server := must.Get(remote.Dial(t.Context(), "grpc://"+address))(t)
 	t.Cleanup(func() { server.Close() })
-	in, err := server.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(server.Instance(""))(t)
 	l := &load{
 		t: t, in: in, execution: repb.NewExecutionClient(grpctest.Dial(t, address)),
 		want: map[bool]string{}, failed: map[codes.Code]int{}, refused: map[codes.Code]int{},
@@ -161,8 +159,7 @@ func (l *load) check(ctx context.Context, answer *repb.ExecuteResponse, tree boo
 		l.t.Errorf("wrong result: %v, output %q, message %q", r, text, answer.Message)
 		return nil
 	}
-	d, err := cas.FromProto(cas.SHA256, r.OutputFiles[0].Digest)
-	must.Succeed(l.t, err)
+	d := must.Get(cas.FromProto(cas.SHA256, r.OutputFiles[0].Digest))(l.t)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if want, ok := l.want[tree]; !ok {

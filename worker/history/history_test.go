@@ -232,8 +232,7 @@ func TestSegmentThatCannotBeDeleted(t *testing.T) {
 	for i := range 3000 {
 		l.Add(Entry{Action: digest(i)})
 		must.Succeed(t, l.flush(t.Context()))
-		firsts, err := l.segs.List()
-		must.Succeed(t, err)
+		firsts := must.Get(l.segs.List())(t)
 		if first == "" && len(firsts) > 1 {
 			first = l.segs.Path(firsts[0])
 			must.Succeed(t, errors.Join(os.Remove(first), os.MkdirAll(filepath.Join(first, "stuck"), 0o700)))

@@ -89,8 +89,7 @@ func TestFixesChangeTheCommand(t *testing.T) {
 	tried(t, s, task, "umask")
 	want := []string{"sh", "-c", "umask 022\numask > out"}
 	for i, tk := range s.tasks {
-		a, err := changes.ReadAction(t.Context(), s.store, tk.Action)
-		must.Succeed(t, err)
+		a := must.Get(changes.ReadAction(t.Context(), s.store, tk.Action))(t)
 		if fixed := i >= repro.DefaultRuns; fixed != slices.Equal(a.Command.Arguments, want) || len(a.Command.EnvironmentVariables) != 1 {
 			t.Errorf("run %d: got %q", i+1, a.Command)
 		}

@@ -37,8 +37,7 @@ func hostileVerdict(t *testing.T, files int) *repro.Verdict {
 
 func TestReportsEscapeHostileText(t *testing.T) {
 	r := repro.Report{hostileVerdict(t, 2)}
-	html, err := r.HTML()
-	must.Succeed(t, err)
+	html := must.Get(r.HTML())(t)
 	var text bytes.Buffer
 	must.Succeed(t, r[0].Text(&text, repro.TextOptions{}))
 	for what, b := range map[string][]byte{"html": html, "text": text.Bytes(), "markdown": r.Markdown(), "line": []byte(r[0].Line())} {
@@ -183,8 +182,7 @@ Link                  1        0         0        1           0
 	expect.That(t, strings.Count(md, "\n## ") == 3,
 		"want a section per action that is not known to be reproducible in\n%s", md)
 	r[2].Differences[0].Factors = []repro.Factor{"time", "zone"}
-	html, err := r.HTML()
-	must.Succeed(t, err)
+	html := must.Get(r.HTML())(t)
 	for _, want := range []string{
 		"<p>5 actions: 2 same, 1 unvaried, 1 differ, 1 with flaky exit</p>", "<th>action<th>result<th>timestamp<th>owner</tr>",
 		`<td>//a:Link  Link  0123<td>differs<td class="k1">time, zone<td class="k1">yes</tr>`,
@@ -206,8 +204,7 @@ func TestPageOfABuildHasAMatrix(t *testing.T) {
 		v.Target = fmt.Sprint("//a:", i)
 		r = append(r, &v)
 	}
-	html, err := r.HTML()
-	must.Succeed(t, err)
+	html := must.Get(r.HTML())(t)
 	for i := range r {
 		expect.That(t, strings.Contains(string(html), fmt.Sprintf("<td>//a:%d  ", i)), "the matrix lacks action %d", i)
 	}

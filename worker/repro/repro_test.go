@@ -631,8 +631,7 @@ func TestParallelRunsOverlap(t *testing.T) {
 func TestCheckUsesAnEarlierRun(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file("x") })
 	task := s.action()
-	out, err := s.Execute(t.Context(), task, func(worker.Stage) {})
-	must.Succeed(t, err)
+	out := must.Get(s.Execute(t.Context(), task, func(worker.Stage) {}))(t)
 	o := s.options()
 	o.Runs, o.First, o.Factors = 2, out, []repro.Factor{"hostname"}
 	if v := check(t, task, o); v.Result != repro.Same || s.runs() != 2 || len(v.Runs) != 2 {
@@ -751,8 +750,7 @@ func TestVerdictsAreDeterministic(t *testing.T) {
 		})
 		o := s.options()
 		o.Factors = []repro.Factor{}
-		b, err := json.Marshal(check(t, s.action(), o))
-		must.Succeed(t, err)
+		b := must.Get(json.Marshal(check(t, s.action(), o)))(t)
 		texts = append(texts, b)
 	}
 	for _, b := range texts[1:] {

@@ -64,15 +64,13 @@ func (s *script) sampler(b *book, gate bool, changes ...func(*repro.SamplerConfi
 	for _, change := range changes {
 		change(&c)
 	}
-	e, err := repro.NewSampler(c)
-	must.Succeed(s.t, err)
+	e := must.Get(repro.NewSampler(c))(s.t)
 	return e
 }
 
 func execute(t *testing.T, e worker.Executor, task *worker.Task) *worker.Outcome {
 	t.Helper()
-	out, err := e.Execute(t.Context(), task, func(worker.Stage) {})
-	must.Succeed(t, err)
+	out := must.Get(e.Execute(t.Context(), task, func(worker.Stage) {}))(t)
 	return out
 }
 
@@ -139,8 +137,7 @@ func irreproducible(t *testing.T) (s *script, fixed *bool) {
 func TestGateKeepsCheckingIrreproducibleActions(t *testing.T) {
 	s, fixed := irreproducible(t)
 	b := &book{}
-	known, err := repro.OpenVerdicts(repro.VerdictsConfig{})
-	must.Succeed(t, err)
+	known := must.Get(repro.OpenVerdicts(repro.VerdictsConfig{}))(t)
 	keep := func(c *repro.SamplerConfig) { c.Verdicts = known }
 	task := s.action()
 	execute(t, s.sampler(b, true, keep), task)
@@ -166,8 +163,7 @@ func TestVerdictsSurviveRestarts(t *testing.T) {
 	dir := t.TempDir()
 	// begin starts a server without stopping the one before.
 	begin := func(rate float64, gate bool, port string) (*repro.Sampler, cas.Instances) {
-		v, err := repro.OpenVerdicts(repro.VerdictsConfig{Dir: dir})
-		must.Succeed(t, err)
+		v := must.Get(repro.OpenVerdicts(repro.VerdictsConfig{Dir: dir}))(t)
 		t.Cleanup(func() { v.Close() })
 		e := s.sampler(b, gate, func(c *repro.SamplerConfig) { c.Verdicts, c.SampleRate, c.Command = v, rate, commandOn(port) })
 		return e, v.Withhold(s.instances)

@@ -158,15 +158,13 @@ func (s *script) actionOf(args []string, env ...string) *worker.Task {
 func (s *script) actionWith(command *repb.Command, root *repb.Directory) *worker.Task {
 	s.t.Helper()
 	action := &repb.Action{CommandDigest: s.putProto(command), InputRootDigest: s.putProto(root)}
-	a, err := cas.FromProto(cas.SHA256, s.putProto(action))
-	must.Succeed(s.t, err)
+	a := must.Get(cas.FromProto(cas.SHA256, s.putProto(action)))(s.t)
 	return &worker.Task{Action: a, Target: "//a:b", Mnemonic: "Make"}
 }
 
 func (s *script) putProto(m proto.Message) *repb.Digest {
 	s.t.Helper()
-	d, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, m)
-	must.Succeed(s.t, err)
+	d := must.Get(cas.PutProto(s.t.Context(), s.store, cas.SHA256, m))(s.t)
 	return d.Proto()
 }
 
@@ -181,8 +179,7 @@ func (s *script) options() repro.Options {
 
 func check(t *testing.T, task *worker.Task, o repro.Options) *repro.Verdict {
 	t.Helper()
-	v, err := repro.Check(t.Context(), task, o)
-	must.Succeed(t, err)
+	v := must.Get(repro.Check(t.Context(), task, o))(t)
 	return v
 }
 

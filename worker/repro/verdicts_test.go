@@ -42,8 +42,7 @@ func nth(i int) actionKey { return actionKey{"an instance", cas.SHA256.Sum([]byt
 // lines returns the number of lines in a file.
 func lines(t *testing.T, path string) int {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	data := must.Get(os.ReadFile(path))(t)
 	return bytes.Count(data, []byte("\n"))
 }
 
@@ -282,8 +281,7 @@ func TestVerdictsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := VerdictsConfig{Dir: t.TempDir(), MaxAge: 30 * 24 * time.Hour}
 		open := func() *Verdicts {
-			v, err := OpenVerdicts(c)
-			must.Succeed(t, err)
+			v := must.Get(OpenVerdicts(c))(t)
 			return v
 		}
 		v := open()
@@ -331,10 +329,8 @@ func TestReadVerdicts(t *testing.T) {
 		}
 		v.suspect(nth(9), "it cannot be run")
 		v.forget(nth(1))
-		before, err := os.ReadFile(path)
-		must.Succeed(t, err)
-		all, err := ReadVerdicts(dir)
-		must.Succeed(t, err)
+		before := must.Get(os.ReadFile(path))(t)
+		all := must.Get(ReadVerdicts(dir))(t)
 		must.Be(t, len(all) == 2, "got %d verdicts, want 2", len(all))
 		want := &Summary{
 			Time: began.Add(2 * time.Hour), Instance: "an instance", Action: nth(2).action, Target: "//a:b", Mnemonic: "Make",

@@ -128,8 +128,7 @@ func self(role string, args ...string) *exec.Cmd {
 
 func openHost(t testing.TB) *Host {
 	t.Helper()
-	h, err := Open()
-	must.Succeed(t, err)
+	h := must.Get(Open())(t)
 	closeHost(t, h)
 	if h.Mode() == None {
 		reason, fix := h.Missing()
@@ -146,8 +145,7 @@ func closeHost(t testing.TB, h *Host) {
 
 func newGroup(t testing.TB, h *Host, name string) *Group {
 	t.Helper()
-	g, err := h.New(name)
-	must.Succeed(t, err)
+	g := must.Get(h.New(name))(t)
 	return g
 }
 
@@ -180,8 +178,7 @@ func inside(t testing.TB, g *Group, cmd *exec.Cmd, l Limits, f func() error) err
 
 func sample(t testing.TB, g *Group) Usage {
 	t.Helper()
-	u, err := g.Sample()
-	must.Succeed(t, err)
+	u := must.Get(g.Sample())(t)
 	return u
 }
 
@@ -417,8 +414,7 @@ func TestDisksAreLimited(t *testing.T) {
 func TestGroupsOfDeadWorkersAreRemoved(t *testing.T) {
 	h := openHost(t)
 	g := newGroup(t, h, "living")
-	out, err := self("worker").Output()
-	must.Succeed(t, err)
+	out := must.Get(self("worker").Output())(t)
 	left := strings.Fields(string(out))
 	must.Be(t, len(left) != 0, "the worker had no groups")
 	openHost(t) // or any other worker of this host, which may have been faster
@@ -452,8 +448,7 @@ func TestCloseRemovesEveryGroup(t *testing.T) {
 
 func TestOrdinaryUserGetsReasonAndFix(t *testing.T) {
 	if os.Getuid() != 0 {
-		h, err := Open()
-		must.Succeed(t, err)
+		h := must.Get(Open())(t)
 		closeHost(t, h)
 		if reason, fix := h.Missing(); h.Mode() == None && (reason == "" || fix == "") {
 			t.Errorf("got %q, %q", reason, fix)

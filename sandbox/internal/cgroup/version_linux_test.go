@@ -69,8 +69,7 @@ func plainV2(t *testing.T) (g *Group, dir string) {
 	files(t, filepath.Join(mount, "own"), map[string]string{
 		"cgroup.controllers": "cpu io memory hugetlb pids\n", "cgroup.subtree_control": "", "cgroup.procs": fmt.Sprintln(os.Getpid()),
 	})
-	own, err := ownV2(mount, "/own")
-	must.Succeed(t, err)
+	own := must.Get(ownV2(mount, "/own"))(t)
 	if got := strings.Join(own.controllers, " "); got != "memory pids io cpu" {
 		t.Fatalf("got controllers %q", got)
 	}
@@ -87,8 +86,7 @@ func plainV2(t *testing.T) (g *Group, dir string) {
 		"pids.peak":     "9\n", "pids.events": "max 2\n",
 		"cpu.stat": "usage_usec 1000\nuser_usec 700\nsystem_usec 300\ncore_sched.force_idle_usec 0\n",
 	})
-	c, err := h.parent.create("g")
-	must.Succeed(t, err)
+	c := must.Get(h.parent.create("g"))(t)
 	g = &Group{host: h, name: "g", control: c, dirs: map[string]string{"memory": dir, "pids": dir, "io": dir, "cpu": dir, "cpuacct": dir}}
 	must.Succeed(t, g.open())
 	return g, dir

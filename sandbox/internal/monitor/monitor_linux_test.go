@@ -410,8 +410,7 @@ func TestKilledAfterReceive(t *testing.T) {
 	p.proceed(t)
 	p.waiting(t)
 	w := newSession(p.listener, p.view)
-	n, err := w.queue.receive()
-	must.Succeed(t, err)
+	n := must.Get(w.queue.receive())(t)
 	expect.That(t, w.queue.valid(n.ID), "a call that waits is not valid")
 	kill(t, p)
 	n.PID = uint32(os.Getpid())
@@ -456,11 +455,9 @@ func TestNothingStaysOpen(t *testing.T) {
 		wantEvents(t, p, "write /in/after openat\nwrite /in/hang openat\n")
 	}
 	run() // the Go runtime keeps what it opens
-	before, err := os.ReadDir("/proc/self/fd")
-	must.Succeed(t, err)
+	before := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	run()
-	after, err := os.ReadDir("/proc/self/fd")
-	must.Succeed(t, err)
+	after := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	if len(after) != len(before)+1 { // the test's own socket
 		t.Errorf("%d descriptors before, %d after", len(before), len(after))
 	}
@@ -477,8 +474,7 @@ func BenchmarkOpen(b *testing.B) {
 					defer Start(p.listener, p.view).Stop()
 				}
 				p.proceed(b)
-				ns, err := strconv.Atoi(p.end(b))
-				must.Succeed(b, err)
+				ns := must.Get(strconv.Atoi(p.end(b)))(b)
 				total += ns
 			}
 			b.ReportMetric(float64(total)/float64(b.N), "ns/open")

@@ -17,12 +17,10 @@ import (
 
 // TestNames compares the names of all architectures with the constants of x/sys/unix.
 func TestNames(t *testing.T) {
-	dir, err := exec.Command("go", "list", "-f", "{{.Dir}}", "golang.org/x/sys/unix").Output()
-	must.Succeed(t, err)
+	dir := must.Get(exec.Command("go", "list", "-f", "{{.Dir}}", "golang.org/x/sys/unix").Output())(t)
 	constant := regexp.MustCompile(`\tSYS_(\w+) += (\d+)`)
 	for name, a := range architectures {
-		source, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "zsysnum_linux_"+name+".go"))
-		must.Succeed(t, err)
+		source := must.Get(os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "zsysnum_linux_"+name+".go")))(t)
 		want := map[string]string{}
 		for _, m := range constant.FindAllStringSubmatch(string(source), -1) {
 			want[m[2]] = strings.ToLower(m[1])

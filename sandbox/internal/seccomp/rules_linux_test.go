@@ -135,8 +135,7 @@ func number(name string) (uint32, bool) {
 func answers(t testing.TB, c call) string {
 	var words []string
 	for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
-		a, err := run(Program(Config{Monitor: w}), c)
-		must.Succeed(t, err)
+		a := must.Get(run(Program(Config{Monitor: w}), c))(t)
 		words = append(words, word(a))
 	}
 	return strings.Join(words, " ")
@@ -354,8 +353,7 @@ func TestChangedConditionsAreNotified(t *testing.T) {
 		}
 		var words []string
 		for _, conf := range []Config{{}, {Clock: true}, {Random: true}, {Files: true}} {
-			a, err := run(Program(conf), call{nr: nr, arch: arch, args: x.args})
-			must.Succeed(t, err)
+			a := must.Get(run(Program(conf), call{nr: nr, arch: arch, args: x.args}))(t)
 			words = append(words, word(a))
 		}
 		expect.Equal(t, strings.Join(words, " "), x.want, "%s(%#x)", x.name, x.args)

@@ -42,8 +42,7 @@ func TestTruncatedPacketCostsNoOther(t *testing.T) {
 
 // TestReceiveAfterReset: a packet is received even if its sender closed with unread data.
 func TestReceiveAfterReset(t *testing.T) {
-	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	must.Succeed(t, err)
+	sv := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
 	defer unix.Close(sv[0])
 	must.Succeed(t, Send(sv[0], []byte("kill")))
 	must.Succeed(t, Send(sv[1], []byte("last words")))

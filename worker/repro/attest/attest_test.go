@@ -105,8 +105,7 @@ func TestEncodeAndDecodeRejectContradictions(t *testing.T) {
 	s := reproducible()
 	s.Reproducibility.Verdict = Differs
 	s.Reproducibility.Runs[1].Stderr.Digest = hash("e")
-	text, err := s.Encode()
-	must.Succeed(t, err)
+	text := must.Get(s.Encode())(t)
 	forged := bytes.Replace(text, []byte(`"verdict":"differs"`), []byte(`"verdict":"same"`), 1)
 	if _, err := decode(forged); bytes.Equal(forged, text) || !errors.Is(err, ErrStatement) {
 		t.Errorf("forged verdict: got %v, want ErrStatement", err)
@@ -129,10 +128,8 @@ func TestOpenRejectsOtherPayloadTypes(t *testing.T) {
 	signer, err := dsse.NewEnvelopeSigner(party{key})
 	must.Succeed(t, err)
 	for kind, good := range map[string]bool{payloadType: true, "text/plain": false} {
-		e, err := signer.SignPayload(t.Context(), kind, text)
-		must.Succeed(t, err)
-		envelope, err := json.Marshal(e)
-		must.Succeed(t, err)
+		e := must.Get(signer.SignPayload(t.Context(), kind, text))(t)
+		envelope := must.Get(json.Marshal(e))(t)
 		for _, keys := range [][]*Key{{key}, nil} {
 			if _, _, err := Open(t.Context(), envelope, keys); (err == nil) != good ||
 				!good && !errors.Is(err, ErrStatement) {
@@ -143,8 +140,7 @@ func TestOpenRejectsOtherPayloadTypes(t *testing.T) {
 }
 
 func TestDecodeRejectsInvalidStatements(t *testing.T) {
-	good, err := provenance().Encode()
-	must.Succeed(t, err)
+	good := must.Get(provenance().Encode())(t)
 	for name, text := range map[string]string{
 		"empty":                 "",
 		"no JSON":               "cloister",
@@ -232,8 +228,7 @@ func changed(t *testing.T, text []byte, public []*Key) {
 	t.Helper()
 	var e map[string]any
 	must.Succeed(t, json.Unmarshal(text, &e))
-	payload, err := base64.StdEncoding.DecodeString(e["payload"].(string))
-	must.Succeed(t, err)
+	payload := must.Get(base64.StdEncoding.DecodeString(e["payload"].(string)))(t)
 	for name, change := range map[string]func(){
 		"payload": func() {
 			e["payload"] = base64.StdEncoding.EncodeToString(bytes.Replace(payload, []byte("one"), []byte("two"), 1))
@@ -246,8 +241,7 @@ func changed(t *testing.T, text []byte, public []*Key) {
 	} {
 		kept := map[string]any{"payload": e["payload"], "payloadType": e["payloadType"], "signatures": e["signatures"]}
 		change()
-		other, err := json.Marshal(e)
-		must.Succeed(t, err)
+		other := must.Get(json.Marshal(e))(t)
 		if s, by, err := Open(t.Context(), other, public); err == nil {
 			t.Errorf("%s changed: opened, by %q: %+v", name, by, s)
 		}
@@ -258,14 +252,11 @@ func changed(t *testing.T, text []byte, public []*Key) {
 // privateKeys returns a private key parsed from each format.
 func privateKeys(t *testing.T, private any) []*Key {
 	t.Helper()
-	openssh, err := ssh.MarshalPrivateKey(private, "somebody")
-	must.Succeed(t, err)
-	der, err := x509.MarshalPKCS8PrivateKey(private)
-	must.Succeed(t, err)
+	openssh := must.Get(ssh.MarshalPrivateKey(private, "somebody"))(t)
+	der := must.Get(x509.MarshalPKCS8PrivateKey(private))(t)
 	var ks []*Key
 	for _, block := range []*pem.Block{openssh, {Type: "PRIVATE KEY", Bytes: der}} {
-		k, err := ParsePrivateKey(pem.EncodeToMemory(block), nil)
-		must.Succeed(t, err)
+		k := must.Get(ParsePrivateKey(pem.EncodeToMemory(block), nil))(t)
 		ks = append(ks, k)
 	}
 	return ks
@@ -274,14 +265,10 @@ func privateKeys(t *testing.T, private any) []*Key {
 // keys returns a private key and its public key parsed from OpenSSH's format.
 func keys(t *testing.T, private, public any) (*Key, []*Key) {
 	t.Helper()
-	s, err := ssh.NewPublicKey(public)
-	must.Succeed(t, err)
-	line, err := ParsePublicKeys(append([]byte("# who\n\n"), ssh.MarshalAuthorizedKey(s)...))
-	must.Succeed(t, err)
-	der, err := x509.MarshalPKIXPublicKey(public)
-	must.Succeed(t, err)
-	block, err := ParsePublicKeys(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
-	must.Succeed(t, err)
+	s := must.Get(ssh.NewPublicKey(public))(t)
+	line := must.Get(ParsePublicKeys(append([]byte("# who\n\n"), ssh.MarshalAuthorizedKey(s)...)))(t)
+	der := must.Get(x509.MarshalPKIXPublicKey(public))(t)
+	block := must.Get(ParsePublicKeys(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))(t)
 	if line[0].ID() != block[0].ID() {
 		t.Errorf("IDs of one key: got %s and %s", line[0].ID(), block[0].ID())
 	}
@@ -299,8 +286,7 @@ func TestParseRejectsUnusableKeys(t *testing.T) {
 		"sigstore's":                pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: []byte("0")}),
 	}
 	for name, k := range map[string]any{"RSA of 2048 bits": small, "P-384": curve} {
-		der, err := x509.MarshalPKCS8PrivateKey(k)
-		must.Succeed(t, err)
+		der := must.Get(x509.MarshalPKCS8PrivateKey(k))(t)
 		texts[name] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	}
 	for name, text := range texts {
@@ -339,16 +325,14 @@ var rsaKey = func() func(*testing.T) *rsa.PrivateKey {
 	generate := sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, minRSA) })
 	return func(t *testing.T) *rsa.PrivateKey {
 		t.Helper()
-		k, err := generate()
-		must.Succeed(t, err)
+		k := must.Get(generate())(t)
 		return k
 	}
 }()
 
 func publicBlock(t *testing.T, public any) []byte {
 	t.Helper()
-	der, err := x509.MarshalPKIXPublicKey(public)
-	must.Succeed(t, err)
+	der := must.Get(x509.MarshalPKIXPublicKey(public))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
@@ -391,8 +375,7 @@ func TestVerifyAcceptsBothRSASchemes(t *testing.T) {
 	_, public := keys(t, rsaKey(t), rsaKey(t).Public())
 	data := []byte("data")
 	sum := sha256.Sum256(data)
-	plain, err := rsa.SignPKCS1v15(nil, rsaKey(t), crypto.SHA256, sum[:])
-	must.Succeed(t, err)
+	plain := must.Get(rsa.SignPKCS1v15(nil, rsaKey(t), crypto.SHA256, sum[:]))(t)
 	for _, salt := range []int{rsa.PSSSaltLengthEqualsHash, rsa.PSSSaltLengthAuto} {
 		pss, err := rsa.SignPSS(rand.Reader, rsaKey(t), crypto.SHA256, sum[:], &rsa.PSSOptions{SaltLength: salt})
 		must.Succeed(t, err)
@@ -413,12 +396,10 @@ func TestVerifyAcceptsBothRSASchemes(t *testing.T) {
 // Every reader must understand an envelope the same way, and its writer must not determine how long checking takes.
 func TestOpenRejectsAmbiguousEnvelopes(t *testing.T) {
 	private, public := keys(t, rsaKey(t), rsaKey(t).Public())
-	text, err := Sign(t.Context(), reproducible(), private)
-	must.Succeed(t, err)
+	text := must.Get(Sign(t.Context(), reproducible(), private))(t)
 	var e dsse.Envelope
 	must.Succeed(t, json.Unmarshal(text, &e))
-	one, err := json.Marshal(e.Signatures[0])
-	must.Succeed(t, err)
+	one := must.Get(json.Marshal(e.Signatures[0]))(t)
 	many := func(n int) string {
 		return strings.Replace(string(text), string(one), strings.Repeat(`{"sig":"AAAA"},`, n)+string(one), 1)
 	}
@@ -532,8 +513,7 @@ func await(t *testing.T, socket string) {
 // opens checks that public verifies a signature by k.
 func opens(t *testing.T, k *Key, public []*Key) {
 	t.Helper()
-	signed, err := Sign(t.Context(), provenance(), k)
-	must.Succeed(t, err)
+	signed := must.Get(Sign(t.Context(), provenance(), k))(t)
 	if _, by, err := Open(t.Context(), signed, public); err != nil || len(by) != 1 || by[0] != k.ID() {
 		t.Errorf("by %q, %v", by, err)
 	}
@@ -559,8 +539,7 @@ func TestAgentIsNotBelieved(t *testing.T) {
 		ring := &falseAgent{Agent: agent.NewKeyring(), spoil: c.spoil}
 		must.Succeed(t, ring.Add(agent.AddedKey{PrivateKey: c.private}))
 		socket := filepath.Join(t.TempDir(), "agent")
-		l, err := net.Listen("unix", socket)
-		must.Succeed(t, err)
+		l := must.Get(net.Listen("unix", socket))(t)
 		defer l.Close()
 		go func() {
 			for {
@@ -573,8 +552,7 @@ func TestAgentIsNotBelieved(t *testing.T) {
 			}
 		}()
 		_, public := keys(t, c.private, c.private.(crypto.Signer).Public())
-		k, err := AgentKey(t.Context(), socket, public[0])
-		must.Succeed(t, err)
+		k := must.Get(AgentKey(t.Context(), socket, public[0]))(t)
 		if _, err := Sign(t.Context(), provenance(), k); (err == nil) != c.good {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -607,8 +585,7 @@ func (a *falseAgent) Extension(string, []byte) ([]byte, error) {
 
 func FuzzOpen(f *testing.F) {
 	for _, s := range []*Statement{reproducible(), provenance()} {
-		text, err := s.Encode()
-		must.Succeed(f, err)
+		text := must.Get(s.Encode())(f)
 		f.Add(text)
 	}
 	f.Add([]byte(`{"payloadType":"application/vnd.in-toto+json","payload":"e30=","signatures":[{"sig":""}]}`))

@@ -39,15 +39,13 @@ func (s *fixture) reader() *Reader { return &Reader{Store: s.Memory} }
 
 func (s *fixture) put(m proto.Message) cas.Digest {
 	s.Helper()
-	d, err := cas.PutProto(s.Context(), s.Memory, cas.SHA256, m)
-	must.Succeed(s, err)
+	d := must.Get(cas.PutProto(s.Context(), s.Memory, cas.SHA256, m))(s)
 	return d
 }
 
 func (s *fixture) blob(text string) *repb.Digest {
 	s.Helper()
-	d, err := cas.PutBytes(s.Context(), s.Memory, cas.SHA256, []byte(text))
-	must.Succeed(s, err)
+	d := must.Get(cas.PutBytes(s.Context(), s.Memory, cas.SHA256, []byte(text)))(s)
 	return d.Proto()
 }
 
@@ -158,8 +156,7 @@ func TestActionsNamesEachChangedPart(t *testing.T) {
 			if c.root.IsZero() {
 				c.root = root
 			}
-			got, err := Actions(t.Context(), s.reader(), base, s.action(command, c.root, c.action))
-			must.Succeed(t, err)
+			got := must.Get(Actions(t.Context(), s.reader(), base, s.action(command, c.root, c.action)))(t)
 			wantLines(t, got, c.want...)
 		})
 	}
@@ -282,8 +279,7 @@ func TestBuildsNamesCausesBeforeConsequences(t *testing.T) {
 			Outputs: []manifest.Output{{Kind: manifest.File, Path: "stamp", Digest: cas.SHA256.Sum([]byte(text))}},
 		}
 		s.blob(text)
-		d, err := cas.PutBytes(t.Context(), s.Memory, cas.SHA256, []byte(m.Text()))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), s.Memory, cas.SHA256, []byte(m.Text())))(t)
 		return d
 	}
 	use := func(text string) cas.Digest {
@@ -382,8 +378,7 @@ func (s *onDisk) File(ctx context.Context, d cas.Digest, _ bool) (string, func()
 func TestReaderCopiesLimitedBlobsOfOtherMachines(t *testing.T) {
 	s := newFixture(t)
 	large := strings.Repeat("0123456789abcdef", 9<<16) // more than is kept in memory
-	d, err := cas.FromProto(cas.SHA256, s.blob(large))
-	must.Succeed(t, err)
+	d := must.Get(cas.FromProto(cas.SHA256, s.blob(large)))(t)
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
 	for name, r := range map[string]*Reader{

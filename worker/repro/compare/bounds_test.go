@@ -86,8 +86,7 @@ func TestBombsAreNotUnpacked(t *testing.T) {
 		return out.String()
 	}
 	zst := func(w io.Writer) io.WriteCloser {
-		e, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
-		must.Succeed(t, err)
+		e := must.Get(zstd.NewWriter(w, zstd.WithEncoderConcurrency(1)))(t)
 		return e
 	}
 	for _, row := range []struct {

@@ -30,8 +30,7 @@ const (
 )
 
 func TestDocumentContainsCausesTable(t *testing.T) {
-	old, err := os.ReadFile(causesDocument)
-	must.Succeed(t, err)
+	old := must.Get(os.ReadFile(causesDocument))(t)
 	before, rest, ok := bytes.Cut(bytes.ReplaceAll(old, []byte("\r\n"), []byte("\n")), []byte(tableBegins))
 	_, after, ok2 := bytes.Cut(rest, []byte(tableEnds))
 	if !ok || !ok2 {
@@ -47,14 +46,12 @@ func TestDocumentContainsCausesTable(t *testing.T) {
 
 // Each declared cause has a row, a meaning and a fix.
 func TestCausesAreComplete(t *testing.T) {
-	file, err := parser.ParseFile(token.NewFileSet(), "compare.go", nil, 0)
-	must.Succeed(t, err)
+	file := must.Get(parser.ParseFile(token.NewFileSet(), "compare.go", nil, 0))(t)
 	declared := map[Cause]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.ValueSpec); ok {
 			if name, ok := spec.Type.(*ast.Ident); ok && name.Name == "Cause" {
-				text, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
-				must.Succeed(t, err)
+				text := must.Get(strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value))(t)
 				declared[Cause(text)] = true
 			}
 		}

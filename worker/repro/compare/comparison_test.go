@@ -13,8 +13,7 @@ import (
 // blobs calls Blobs on two strings. The test fails on errors and unprintable differences.
 func blobs(t testing.TB, name, a, b string, k Known) []Difference {
 	t.Helper()
-	ds, err := Blobs(t.Context(), name, section([]byte(a)), section([]byte(b)), k)
-	must.Succeed(t, err)
+	ds := must.Get(Blobs(t.Context(), name, section([]byte(a)), section([]byte(b)), k))(t)
 	checkDifferences(t, ds)
 	return ds
 }

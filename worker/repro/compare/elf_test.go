@@ -36,8 +36,7 @@ func (b *build) run(t *testing.T, dir string, env ...string) (string, *Facts) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", b.script, err, out)
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "out"))
-	must.Succeed(t, err)
+	data := must.Get(os.ReadFile(filepath.Join(dir, "out")))(t)
 	return string(data), &Facts{Root: dir}
 }
 

@@ -18,15 +18,13 @@ import (
 
 func put(t *testing.T, s cas.Store, content string) *repb.Digest {
 	t.Helper()
-	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte(content))
-	must.Succeed(t, err)
+	d := must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, []byte(content)))(t)
 	return d.Proto()
 }
 
 func putMessage(t *testing.T, s cas.Store, m proto.Message) cas.Digest {
 	t.Helper()
-	d, err := cas.PutProto(t.Context(), s, cas.SHA256, m)
-	must.Succeed(t, err)
+	d := must.Get(cas.PutProto(t.Context(), s, cas.SHA256, m))(t)
 	return d
 }
 
@@ -47,8 +45,7 @@ func TestEntriesNamesEntriesAndContents(t *testing.T) {
 	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: put(t, s, "x")} }
 	a := dir("12:00:00", "x", true, file("core.pid-12"), file("only"))
 	b := dir("13:00:00", "y", false, file("core.pid-77"), file("sub2"))
-	ds, err := Entries(t.Context(), "out", folder(s, a), folder(s, b), Known{})
-	must.Succeed(t, err)
+	ds := must.Get(Entries(t.Context(), "out", folder(s, a), folder(s, b), Known{}))(t)
 	checkDifferences(t, ds)
 	want := []string{
 		"out/same: executable: file mode", "out/sub/log: line 2: timestamp", "out/to: target of the link: ",
@@ -69,8 +66,7 @@ func TestEntriesOfTreesNeedNoStoredDirectories(t *testing.T) {
 		d := putMessage(t, s, &repb.Tree{Root: root, Children: []*repb.Directory{sub}})
 		return &changes.Entry{Directory: (&changes.Reader{Store: s}).Tree(d)}
 	}
-	ds, err := Entries(t.Context(), "out", tree("at 12:00:00"), tree("at 13:00:00"), Known{})
-	must.Succeed(t, err)
+	ds := must.Get(Entries(t.Context(), "out", tree("at 12:00:00"), tree("at 13:00:00"), Known{}))(t)
 	if got, want := summaries(ds), []string{"out/d/f: line 1: timestamp"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

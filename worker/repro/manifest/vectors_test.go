@@ -258,8 +258,7 @@ func TestScriptVerifiesVectorsAndFindsChanges(t *testing.T) {
 	// The volatile part may change.
 	if err := verify(t, func(dir string) {
 		file := filepath.Join(dir, "plain.manifest")
-		text, err := os.ReadFile(file)
-		must.Succeed(t, err)
+		text := must.Get(os.ReadFile(file))(t)
 		other := strings.Replace(string(text), `worker "one"`, `worker "two"`, 1)
 		must.Succeed(t, os.WriteFile(file, []byte(other), 0o644))
 	}); err != nil {
@@ -271,8 +270,7 @@ func TestScriptVerifiesVectorsAndFindsChanges(t *testing.T) {
 func rewrite(t *testing.T, dir, prefix string, change func(lines []string) []string) {
 	t.Helper()
 	file := filepath.Join(dir, "outputs.manifest")
-	b, err := os.ReadFile(file)
-	must.Succeed(t, err)
+	b := must.Get(os.ReadFile(file))(t)
 	stable, rest, _ := strings.Cut(string(b), "volatile\n")
 	var before, list, after []string
 	for line := range strings.Lines(stable) {

@@ -36,8 +36,7 @@ func written(t *testing.T, profile string, started time.Time, entries ...*cloist
 		in = strings.NewReader(profile)
 	}
 	var out bytes.Buffer
-	why, err := writeTrace(&out, in, started, entries, map[string]any{})
-	must.Succeed(t, err)
+	why := must.Get(writeTrace(&out, in, started, entries, map[string]any{}))(t)
 	must.Be(t, utf8.Valid(out.Bytes()), "the trace is not UTF-8: %q", out.Bytes())
 	must.Succeed(t, json.Unmarshal(out.Bytes(), &tr))
 	if why != nil {

@@ -76,8 +76,7 @@ func TestKinds(t *testing.T) {
 		{put(t, s, "\xff\xfe\x00\x01"), Text, Text, `\xff\xfe\x00\x01`},
 		{putMessage(t, s, dir), Binary, Binary, "00000000"},
 	} {
-		b, err := Read(t.Context(), s, c.blob, c.as)
-		must.Succeed(t, err)
+		b := must.Get(Read(t.Context(), s, c.blob, c.as))(t)
 		expect.Equal(t, b.Kind, c.kind)
 		for i := range b.Entries {
 			b.Entries[i].Path = "" // unchanged, for links
@@ -113,8 +112,7 @@ func TestShownPartsAreBounded(t *testing.T) {
 		put(t, s, strings.Repeat("x", 1<<21)), put(t, s, strings.Repeat("\n", 1<<20)), put(t, s, strings.Repeat("\x00", 1<<20)),
 		putMessage(t, s, dir), putMessage(t, s, &repb.Command{Arguments: []string{"a"}, OutputPaths: slices.Repeat([]string{"o"}, 2000)}),
 	} {
-		b, err := Read(t.Context(), s, d, "")
-		must.Succeed(t, err)
+		b := must.Get(Read(t.Context(), s, d, ""))(t)
 		n := len(b.Entries) + len(b.Fields) + len(b.Dump)
 		expect.That(t, b.Note != "" && n <= MaxRows && len(b.Lines) <= maxLines && len(strings.Join(b.Lines, "")) <= MaxShown,
 			"%s: note %q, %d rows, %d lines", b.Kind, b.Note, n, len(b.Lines))
@@ -172,7 +170,6 @@ func TestArchivesThatCannotBeCopied(t *testing.T) {
 		must.Succeed(t, b.members(t.Context(), s))
 		expect.That(t, b.Note != "", "%d bytes: no note", size)
 	}
-	blob, err := Read(t.Context(), s, put(t, s, string(data)), "")
-	must.Succeed(t, err)
+	blob := must.Get(Read(t.Context(), s, put(t, s, string(data)), ""))(t)
 	expect.That(t, blob.Note != "" && len(blob.Dump) > 0, "%+v", blob)
 }

@@ -114,8 +114,7 @@ func TestStrictModeNeedsTheFullSandbox(t *testing.T) {
 // TestEndpoints: each unexpired host is allowed at each unexpired port, by default at 443.
 func TestEndpoints(t *testing.T) {
 	day := func(text string) time.Time {
-		d, err := time.Parse(time.DateOnly, text)
-		must.Succeed(t, err)
+		d := must.Get(time.Parse(time.DateOnly, text))(t)
 		return d
 	}
 	old, last, later := day("2026-01-01"), day("2026-02-01"), day("2026-03-01")
@@ -204,8 +203,7 @@ func TestSecretsAreRemoved(t *testing.T) {
 		"AZURE_STORAGE_CONNECTION_STRING=pass-word-6", "NPM_PASSWORD=short", "URL=https://token-as-user-name@h/ ssh://deploy@h", "OTHER=https://token-with-password:x@h/", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
 		"GOPRIVATE=example.com/team",
 	})
-	encoded, err := encode("abc\"<>&'\\def")
-	must.Succeed(t, err)
+	encoded := must.Get(encode("abc\"<>&'\\def"))(t)
 	r := Report{Steps: []stepReport{{ID: "x", Message: "abc\"<>&'\\def", Verdict: failed}}}
 	for text, want := range map[string]string{
 		"x abc\"<>&'\\def y":               "x [removed] y",
@@ -308,13 +306,11 @@ func TestGatesPublishAtOnce(t *testing.T) {
 		})
 	}
 	running.Wait()
-	left, err := filepath.Glob(filepath.Join(out, "*"))
-	must.Succeed(t, err)
+	left := must.Get(filepath.Glob(filepath.Join(out, "*")))(t)
 	expect.That(t, len(left) == 1, "got %q, want the evidence only", left)
 	var texts []string
 	for n := range 50 {
-		text, err := os.ReadFile(filepath.Join(out, "commit/logs", fmt.Sprint(n)))
-		must.Succeed(t, err)
+		text := must.Get(os.ReadFile(filepath.Join(out, "commit/logs", fmt.Sprint(n))))(t)
 		texts = append(texts, string(text))
 	}
 	if _, err := os.Stat(filepath.Join(out, "commit", localworker.LockFile)); !errors.Is(err, fs.ErrNotExist) {
