@@ -289,7 +289,8 @@ func TestBuildAfterLoss(t *testing.T) {
 // corrupt returns the value of cloister_cas_corrupt_total at a metrics address.
 func corrupt(t *testing.T, metrics string) float64 {
 	t.Helper()
-	resp := must.Get(http.Get("http://" + metrics + "/metrics"))(t)
+	resp, err := http.Get("http://" + metrics + "/metrics")
+	must.Succeed(t, err)
 	defer resp.Body.Close()
 	body := must.Get(io.ReadAll(resp.Body))(t)
 	match := regexp.MustCompile(`(?m)^cloister_cas_corrupt_total ([0-9.e+]+)$`).FindSubmatch(body)

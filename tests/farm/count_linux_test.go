@@ -88,7 +88,8 @@ func answered(t *testing.T, c *client, n int) (string, error) {
 // executed returns the number of actions that a worker has executed since its start.
 func (w *farmWorker) executed(t *testing.T) int {
 	t.Helper()
-	r := must.Get(http.Get("http://" + w.machine.address + metricsPort + "/metrics"))(t)
+	r, err := http.Get("http://" + w.machine.address + metricsPort + "/metrics")
+	must.Succeed(t, err)
 	defer r.Body.Close()
 	total := 0
 	for lines := bufio.NewScanner(r.Body); lines.Scan(); {
