@@ -342,9 +342,9 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 	const idle = 18 * time.Second
 	m := castest.NewMemory()
 	store := &peak{Store: m, began: make(chan struct{}, 1000)}
-	callers := quota.New(quota.Limits{}, nil, func(ctx context.Context) string {
+	callers := quota.New(quota.Config{Name: func(ctx context.Context) string {
 		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
-	})
+	}})
 	c := serveWith(t, casserver.Config{Instances: instances(store, m), StreamIdle: idle}, callers.Options()...)
 	data := noise(1 << 20)
 	z := repb.Compressor_ZSTD

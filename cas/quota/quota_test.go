@@ -4,6 +4,7 @@ package quota_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -25,6 +26,7 @@ import (
 type byteStream struct {
 	bspb.UnimplementedByteStreamServer
 	began chan struct{}
+	got   chan struct{} // a message; unused if nil
 }
 
 func (b *byteStream) Write(from bspb.ByteStream_WriteServer) error {
@@ -32,6 +34,9 @@ func (b *byteStream) Write(from bspb.ByteStream_WriteServer) error {
 	for {
 		if _, err := from.Recv(); err != nil {
 			return from.SendAndClose(&bspb.WriteResponse{})
+		}
+		if b.got != nil {
+			b.got <- struct{}{}
 		}
 	}
 }
@@ -62,10 +67,10 @@ func wantExhausted(t *testing.T, err error, words ...string) {
 func TestCallersHaveSeparateLimits(t *testing.T) {
 	limits := quota.Limits{}
 	must.Succeed(t, limits.Set("uploads=2,calls=3"))
-	methods := map[string]quota.Kind{"/google.bytestream.ByteStream/Write": quota.Uploads}
-	table := quota.New(limits, methods, func(ctx context.Context) string {
+	must.Succeed(t, limits.Set("large=uploads=3"))
+	table := quota.New(quota.Config{Callers: limits, Methods: methods, Name: func(ctx context.Context) string {
 		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
-	})
+	}})
 	server := grpc.NewServer(table.Options()...)
 	service := &byteStream{began: make(chan struct{}, 100)}
 	bspb.RegisterByteStreamServer(server, service)
@@ -94,10 +99,54 @@ func TestCallersHaveSeparateLimits(t *testing.T) {
 	wantExhausted(t, upload(t.Context()).RecvMsg(&bspb.WriteResponse{}), "uploads")
 }
 
+var methods = map[string]quota.Kind{"/google.bytestream.ByteStream/Write": quota.Uploads}
+
+// TestInstancesHaveSeparateLimits for all callers together, each with the limits of its name.
+func TestInstancesHaveSeparateLimits(t *testing.T) {
+	var limits quota.Limits
+	for _, l := range []string{"uploads=1", "large=uploads=2", "free=uploads=0", "large=calls=9"} {
+		must.Succeed(t, limits.Set(l))
+	}
+	server := grpc.NewServer(quota.New(quota.Config{
+		Instances: limits, Methods: methods,
+		Name: func(ctx context.Context) string {
+			return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
+		},
+		Instance: func(_ string, m any) (string, bool) { return m.(*bspb.WriteRequest).ResourceName, true },
+	}).Options()...)
+	service := &byteStream{began: make(chan struct{}, 100), got: make(chan struct{})}
+	bspb.RegisterByteStreamServer(server, service)
+	client := bspb.NewByteStreamClient(grpctest.Connect(t, server))
+	callers := 0
+	upload := func(instance string) bspb.ByteStream_WriteClient {
+		t.Helper()
+		callers++
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "caller", fmt.Sprint(callers))
+		s := must.Get(client.Write(ctx))(t)
+		must.Succeed(t, s.Send(&bspb.WriteRequest{ResourceName: instance}))
+		<-service.began
+		return s
+	}
+	for instance, n := range map[string]int{"small": 1, "": 1, "large": 2, "free": 5} {
+		var open []bspb.ByteStream_WriteClient
+		for range n {
+			open = append(open, upload(instance))
+			<-service.got
+		}
+		if instance != "free" {
+			wantExhausted(t, upload(instance).RecvMsg(&bspb.WriteResponse{}),
+				"too many uploads", fmt.Sprintf("instance %q has %d", instance, n), "--instance-limit uploads")
+		}
+		must.Get(open[0].CloseAndRecv())(t)
+		upload(instance) // into the room that it left
+		<-service.got
+	}
+}
+
 func TestAllCallsCountButHealthChecks(t *testing.T) {
 	limits := quota.Limits{}
 	must.Succeed(t, limits.Set("calls=1"))
-	server := grpc.NewServer(quota.New(limits, nil, nil).Options()...)
+	server := grpc.NewServer(quota.New(quota.Config{Callers: limits}).Options()...)
 	service := &byteStream{began: make(chan struct{}, 100)}
 	bspb.RegisterByteStreamServer(server, service)
 	healthpb.RegisterHealthServer(server, health.NewServer())
@@ -115,7 +164,9 @@ func TestLimitsAreAFlag(t *testing.T) {
 	limits := quota.Default()
 	must.Succeed(t, limits.Set("queries=7"))
 	must.Succeed(t, limits.Set("uploads=0"))
-	expect.Equal(t, limits.String(), "calls=20000,uploads=0,executions=10000,queries=7,log-streams=250")
+	must.Succeed(t, limits.Set("a=b=queries=9,uploads=1"))
+	must.Succeed(t, limits.Set("=calls=5"))
+	expect.Equal(t, limits.String(), "calls=20000,uploads=0,executions=10000,queries=7,log-streams=250;=calls=5;a=b=uploads=1,queries=9")
 	for _, bad := range []string{"", "uploads", "uploads=", "uploads=-1", "uploads=x", "nonsense=1", "uploads=1,"} {
 		if err := limits.Set(bad); err == nil || !strings.Contains(err.Error(), "log-streams") {
 			t.Errorf("%q: got %v, want an error with the names", bad, err)

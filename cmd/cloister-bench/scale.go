@@ -104,7 +104,8 @@ func (c *scaleBench) measure(ctx context.Context, size scale.Size, info io.Write
 	start := func() error {
 		s, err := startServer(ctx, program, log, "--dir", filepath.Join(dir, "store"), "--jobs", "0", "--listen", addresses[0],
 			"--worker-listen", addresses[1], "--metrics", addresses[2], "--worker-timeout", c.timeout.String(),
-			"--max-queued", fmt.Sprint(size.Actions), "--caller-limit", "calls=0,executions=0")
+			"--max-queued", fmt.Sprint(size.Actions), "--caller-limit", "calls=0,executions=0",
+			"--instance-limit", "calls=0,executions=0")
 		if err == nil {
 			head = s
 		}

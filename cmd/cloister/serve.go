@@ -17,7 +17,7 @@ import (
 )
 
 func serveCommand() *cobra.Command {
-	c := server.Config{Config: node.NewConfig(), History: history.DefaultBytes, BuildEvents: buildevents.DefaultBytes, CallerLimits: quota.Default()}
+	c := server.Config{Config: node.NewConfig(), History: history.DefaultBytes, BuildEvents: buildevents.DefaultBytes, CallerLimits: quota.Default(), InstanceLimits: quota.DefaultInstance()}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve remote execution and a cache",
@@ -60,13 +60,14 @@ and this machine needs no sandbox (docs/farm.md).`,
 	f.Var(&c.MaxBlob, "max-blob", "size limit of a blob (default: half of --max-size, which is the maximum)")
 	flags.HideDefault(f, "max-blob")
 	f.IntVar(&c.MaxQueued, "max-queued", 100_000, "limit of requests that wait or run, of all clients; more get RESOURCE_EXHAUSTED")
-	f.Var(&c.CallerLimits, "caller-limit", "per-caller limits, NAME=NUMBER; calls beyond one fail with RESOURCE_EXHAUSTED; repeatable")
+	f.Var(&c.CallerLimits, "caller-limit", "per-caller limits, [CALLER=]NAME=NUMBER; calls beyond one fail with RESOURCE_EXHAUSTED; repeatable")
+	f.Var(&c.InstanceLimits, "instance-limit", "per-instance limits of all callers together, [INSTANCE=]NAME=NUMBER; repeatable")
 	f.DurationVar(&c.StreamIdle, "stream-idle", time.Minute, "time after which an upload or download ends if its client neither sends nor receives data")
 	f.BoolVar(&c.StrictProperties, "strict-properties", false, "refuse actions with platform properties that have no effect here")
 	f.StringVar(&c.ToolchainDrift, "toolchain-drift", "", "treatment of cached results of another toolchain of this machine: allow serves them (default: they are misses)")
 	f.Var(&c.History, "history-size", "size limit of the history, and of the results and logs of failed actions that it protects; 0 disables it")
 	f.Var(&c.BuildEvents, "build-events-size", "size limit of stored build events (Bazel's --bes_backend); 0 disables the Build Event Service")
 	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION (default: learned from uploads)")
-	flags.Repeatable(f, "caller-limit", "digest-function")
+	flags.Repeatable(f, "caller-limit", "instance-limit", "digest-function")
 	return cmd
 }

@@ -63,6 +63,48 @@ func TestSilentUploadEnds(t *testing.T) {
 	c.wantCode("a silent upload", stream.RecvMsg(&bspb.WriteResponse{}), codes.Unavailable)
 }
 
+// TestUploadsToOneInstanceAreLimited by --instance-limit, for all callers together.
+func TestUploadsToOneInstanceAreLimited(t *testing.T) {
+	t.Parallel()
+	c := serveAs(t, bazelrun.ServerConfig{
+		Dir: filepath.Join(t.TempDir(), "store"), Args: []string{"--instance-limit", "uploads=2", "--instance-limit", "wide=uploads=3"},
+	})
+	in := func(instance, address string) *client {
+		other := over(c, grpctest.Dial(c, "passthrough:///"+c.server.Addr, grpc.WithContextDialer(from(address))))
+		other.instance = instance
+		return other
+	}
+	in("narrow", "127.0.0.2").beginUploadAndWait("first")
+	in("narrow", "127.0.0.3").beginUploadAndWait("second")
+	third, _ := in("narrow", "127.0.0.4").beginUpload("third")
+	c.wantCode("the third upload to an instance", third.RecvMsg(&bspb.WriteResponse{}), codes.ResourceExhausted)
+	for _, text := range []string{"first", "second", "third"} {
+		in("wide", "127.0.0.2").beginUploadAndWait(text + " of an instance with a limit of its own")
+	}
+	fourth, _ := in("wide", "127.0.0.2").beginUpload("fourth")
+	c.wantCode("the fourth upload", fourth.RecvMsg(&bspb.WriteResponse{}), codes.ResourceExhausted)
+	c.put([]byte("an upload to another instance"))
+}
+
+// TestExecutionsOfNamedCallersAndInstances: a caller's address selects its limit, and instances limit executions.
+func TestExecutionsOfNamedCallersAndInstances(t *testing.T) {
+	t.Parallel()
+	c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Args: []string{
+		"--caller-limit", "executions=1", "--caller-limit", "127.0.0.2=executions=9", "--instance-limit", "executions=2",
+	}})
+	waits := func(address string) error {
+		action := c.actions(1, "sleep 600 # "+string(fmt.Appendf(nil, "%x", fresh(8))))[0]
+		exec := repb.NewExecutionClient(grpctest.Dial(c, "passthrough:///"+c.server.Addr, grpc.WithContextDialer(from(address))))
+		s := must.Get(exec.Execute(c.Context(), &repb.ExecuteRequest{ActionDigest: action}))(c)
+		_, err := s.Recv()
+		return err
+	}
+	must.Succeed(c, waits("127.0.0.3"))
+	c.wantCode("a second execution of a caller", waits("127.0.0.3"), codes.ResourceExhausted)
+	must.Succeed(c, waits("127.0.0.2"))
+	c.wantCode("a third execution in an instance", waits("127.0.0.2"), codes.ResourceExhausted)
+}
+
 // TestLearnedFunctionsOfOneCallerAreLimited: a caller that teaches a digest function to many instances leaves room for
 // the others.
 func TestLearnedFunctionsOfOneCallerAreLimited(t *testing.T) {

@@ -76,7 +76,9 @@ func TestScale(t *testing.T) {
 		for _, n := range sizes {
 			t.Run(fmt.Sprintf("%s/%d", g.name, n), func(t *testing.T) {
 				c := serveAs(t, bazelrun.ServerConfig{
-					Dir: filepath.Join(t.TempDir(), "store"), Jobs: g.jobs(n), Args: []string{"--drain-timeout", "1s"},
+					Dir: filepath.Join(t.TempDir(), "store"), Jobs: g.jobs(n), Args: []string{
+						"--drain-timeout", "1s", "--caller-limit", "calls=0,executions=0", "--instance-limit", "calls=0,executions=0",
+					},
 				})
 				idle := peak(t, c.server.PID)
 				began := time.Now()

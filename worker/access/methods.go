@@ -162,6 +162,20 @@ func (t table) check(name string, services map[string]grpc.ServiceInfo) error {
 
 func (t table) known(method string) bool { _, ok := t[method]; return ok }
 
+// Instance returns the instance that the first message of a call to the clients' port names. It returns false if the
+// message is malformed, or refers to no instance or to all.
+func Instance(method string, message any) (name string, ok bool) {
+	d := methods[method]
+	if d.of == nil {
+		return "", false
+	}
+	instances, err := d.of(message)
+	if err != nil || len(instances) != 1 {
+		return "", false
+	}
+	return instances[0], true
+}
+
 // errMessage means that a message has the wrong type for its method.
 var errMessage = errors.New("the message does not name an instance")
 

@@ -234,7 +234,7 @@ func TestStreamsOfClientsAreBounded(t *testing.T) {
 func TestUnfinishedStreamsOfOneCallerAreBounded(t *testing.T) {
 	limits := quota.Limits{}
 	must.Succeed(t, limits.Set("log-streams=2"))
-	s := serve(t, logstream.Config{MaxStreams: 3}, quota.New(limits, nil, nil).Options()...)
+	s := serve(t, logstream.Config{MaxStreams: 3}, quota.New(quota.Config{Callers: limits}).Options()...)
 	wantRefused := func() {
 		t.Helper()
 		l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{})

@@ -9,15 +9,16 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas/quota"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/worker/access"
 )
 
-// callers returns the table that enforces CallerLimits.
+// callers returns the table that enforces CallerLimits and InstanceLimits.
 func (s *server) callers() *quota.Table {
 	var name func(context.Context) string
-	if access := s.Auth.access(); access != nil {
-		name = access.Caller
+	if a := s.Auth.access(); a != nil {
+		name = a.Caller
 	}
-	return quota.New(s.CallerLimits, map[string]quota.Kind{
+	return quota.New(quota.Config{Callers: s.CallerLimits, Instances: s.InstanceLimits, Name: name, Instance: access.Instance, Methods: map[string]quota.Kind{
 		"/google.bytestream.ByteStream/Write":                                     quota.Uploads,
 		repb.Execution_Execute_FullMethodName:                                     quota.Executions,
 		"/google.devtools.build.v1.PublishBuildEvent/PublishBuildToolEventStream": quota.Uploads,
@@ -28,5 +29,5 @@ func (s *server) callers() *quota.Table {
 		cloisterpb.BlobIndex_Find_FullMethodName:                                  quota.Queries,
 		cloisterpb.Builds_Read_FullMethodName:                                     quota.Queries,
 		cloisterpb.Builds_List_FullMethodName:                                     quota.Queries,
-	}, name)
+	}})
 }

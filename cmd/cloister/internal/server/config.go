@@ -43,6 +43,7 @@ type Config struct {
 	MaxQueued       int
 	StreamIdle      time.Duration
 	CallerLimits    quota.Limits
+	InstanceLimits  quota.Limits
 	Auth            Auth
 	Sampling        sampling
 	Workers         workersConfig
