@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cloister-build/cloister/cas/durable"
@@ -46,6 +47,7 @@ type Log struct {
 	file   *durable.Log // the newest segment, or nil before the first; guarded by mu
 	lost   int          // entries that could not be written since the last one that was; guarded by mu
 	closed bool         // guarded by mu
+	failed atomic.Int64 // entries that could not be written since Open
 }
 
 // Open opens the log of c to append to it. It removes an unfinished line at the end, as a killed writer leaves it, and
@@ -157,11 +159,15 @@ func (l *Log) Append(e Entry) error {
 	}
 	if err := l.append(note, &e); err != nil {
 		l.lost++
+		l.failed.Add(1)
 		return fmt.Errorf("append to audit log %s: %w", l.Dir, err)
 	}
 	l.lost = 0
 	return nil
 }
+
+// Lost returns the number of entries that Append could not write since Open.
+func (l *Log) Lost() int64 { return l.failed.Load() }
 
 // append writes an entry, in a new segment if necessary. l.mu is held, or l is not shared yet.
 func (l *Log) append(note string, e *Entry) error {

@@ -216,6 +216,9 @@ func fill(dir string) error {
 			return err
 		}
 	}
+	if lost := l.Lost(); lost != 2 {
+		return fmt.Errorf("Lost = %d, want 2", lost)
+	}
 	fmt.Println(n + 2)
 	return nil
 }

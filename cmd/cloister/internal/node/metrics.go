@@ -68,6 +68,7 @@ func (n *Node) storeMetrics() []metric {
 		{"cloister_cas_writable", "1 if the file system of the store accepts writes.", func() float64 { return boolValue(n.Store.CheckWritable() == nil) }},
 		{"cloister_cas_failed_flushes_total", "Attempts to make the store durable that failed.", stored(func(s disk.Stats) int64 { return s.FailedFlushes })},
 		{"cloister_cas_corrupt_total", "Damaged blobs found.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
+		{"cloister_audit_lost_total", "Entries missing from the audit log because they could not be written.", func() float64 { return float64(n.record.Lost()) }},
 	}
 	if n.Ready.Callers != nil {
 		metrics = append(metrics, metric{"cloister_auth_stale", "1 if the current file of --auth is invalid or unreadable, so that the previous rights or none are in force.", func() float64 {

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +19,8 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/audit"
 )
 
 // TestLargeBudgetIsReported: a budget larger than the file system is a warning at start.
@@ -92,4 +95,21 @@ func TestUnwritableStoreIsNotReady(t *testing.T) {
 		expect.That(t, w.Code == code && w.Body.String() == want,
 			"%v: got %d %q, want %d %q", err, w.Code, w.Body, code, want)
 	}
+}
+
+// TestLostAuditEntriesAreCounted: an entry that cannot be written is in the metrics, not only in the log.
+func TestLostAuditEntriesAreCounted(t *testing.T) {
+	t.Parallel()
+	record := must.Get(audit.Open(audit.Config{Dir: t.TempDir()}))(t)
+	must.Succeed(t, record.Close()) // every Append fails
+	n := &Node{record: record, Ready: &readiness{}}
+	lost := func() float64 {
+		metrics := n.storeMetrics()
+		i := slices.IndexFunc(metrics, func(m metric) bool { return m.name == "cloister_audit_lost_total" })
+		must.Be(t, i >= 0, "the metric is missing")
+		return metrics[i].value()
+	}
+	expect.Equal(t, lost(), 0, "before")
+	recordViolations(slog.New(slog.DiscardHandler), record, "w", &worker.Task{}, &worker.Violations{Unrecorded: 1})
+	expect.Equal(t, lost(), 1, "after a failure")
 }
