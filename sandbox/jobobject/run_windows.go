@@ -77,7 +77,7 @@ func (j *job) adopt(p *process, resume bool) error {
 	}
 	go func() {
 		defer close(p.exited)
-		defer windows.CloseHandle(h)
+		defer func() { _ = windows.CloseHandle(h) }()
 		_, _ = windows.WaitForSingleObject(h, windows.INFINITE)
 	}()
 	return nil

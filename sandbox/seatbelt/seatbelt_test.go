@@ -85,7 +85,9 @@ func TestLaunchErrors(t *testing.T) {
 		{"sandbox-exec: execvp() of '/b/tool' failed: Exec format error\n", exitSystem, "/b/tool: Exec format error"},
 		{"sandbox-exec: execvp() of '/b/other' failed: Exec format error\n", exitSystem, ""}, // of the command
 		{"sandbox-exec: sandbox_apply: Operation not permitted\n", exitSystem, ""},
-		{"main.c: sandbox-exec: error", exitData, ""}, {"sandbox-exec: invalid profile", 1, ""}, {"", exitData, ""},
+		{"main.c: sandbox-exec: error", exitData, ""},
+		{"sandbox-exec: invalid profile", 1, ""},
+		{"", exitData, ""},
 	} {
 		h := &head{}
 		_ = must.Get(h.Write([]byte(c.text)))(t)

@@ -30,7 +30,8 @@ func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 		"--cas", "grpc://" + upstream.server.Addr, "--metrics", metrics, "--auth", auth, "--repro-sample", "1%",
 	}})
 	server.succeed(job{script: "true"})
-	resp := must.Get(http.Get("http://" + metrics + "/metrics"))(t)
+	resp, err := http.Get("http://" + metrics + "/metrics")
+	must.Succeed(t, err)
 	defer resp.Body.Close()
 	exists := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^[a-z_]+`).FindAllString(string(must.Get(io.ReadAll(resp.Body))(t)), -1) {

@@ -25,7 +25,8 @@ func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 		"--cas", "grpc://" + upstream.server.Addr, "--cas-write", "back", "--drain-timeout", "1s", "--metrics", metrics,
 	}})
 	fetched := func() int {
-		resp := must.Get(http.Get("http://" + metrics + "/metrics"))(t)
+		resp, err := http.Get("http://" + metrics + "/metrics")
+		must.Succeed(t, err)
 		defer resp.Body.Close()
 		text := must.Get(io.ReadAll(resp.Body))(t)
 		var n int
