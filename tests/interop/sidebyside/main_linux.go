@@ -3,7 +3,7 @@
 // Command sidebyside starts cloister serve (with and without --sync), bazel-remote and bb_storage on one disk, each
 // with an empty store, and compares them with cloister-bench blobs, which must be in the directory of cloister. With
 // -bucket, it compares cloister serve in front of a bucket of VersityGW, with --cas-write back, with cloister serve
-// without one. -bench names another benchmark than blobs, and further arguments are passed to it.
+// without one. With -rtt, servers are behind a slow line that loses packets, see network. -bench names another benchmark than blobs, and further arguments are passed to it.
 package main
 
 import (
@@ -28,12 +28,19 @@ func main() {
 	dir := flag.String("dir", "", "directory on the disk to use (default: the temporary directory)")
 	size := flag.Int64("size", 10, "size of each store in GiB")
 	bucket := flag.Bool("bucket", false, "compare cloister with and without a bucket")
+	var n network
+	flag.DurationVar(&n.rtt, "rtt", 0, "round-trip time of the network to compare over; 0 means loopback")
+	flag.Float64Var(&n.loss, "loss", 0, "fraction of lost TCP segments, with -rtt")
 	bench := flag.String("bench", "blobs", "benchmark of cloister-bench; noop and outputs need -bucket")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	compare := sideBySide
+	compare := n.sideBySide
 	if *bucket {
+		if n.rtt != 0 || n.loss != 0 {
+			fmt.Fprintln(os.Stderr, "sidebyside: -rtt and -loss exclude -bucket")
+			os.Exit(2)
+		}
 		compare = withBucket
 	}
 	if err := compare(ctx, *program, *dir, *size<<30, append([]string{*bench}, flag.Args()...), os.Stdout, os.Stderr); err != nil {
@@ -42,13 +49,14 @@ func main() {
 	}
 }
 
-// sideBySide starts the servers, runs a benchmark with flags, and stops the servers.
-func sideBySide(ctx context.Context, program, parent string, size int64, bench []string, out, info io.Writer) (err error) {
+// sideBySide starts the servers behind the network, runs a benchmark with flags, and stops the servers.
+func (n network) sideBySide(ctx context.Context, program, parent string, size int64, bench []string, out, info io.Writer) (err error) {
 	r, err := newRun(ctx, program, parent, size)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
+	r.network = n
 	if err := r.addCloister(ctx, "--executor", "cloister"); err != nil {
 		return err
 	}
@@ -58,7 +66,7 @@ func sideBySide(ctx context.Context, program, parent string, size int64, bench [
 	for _, k := range peers.Kinds() {
 		peer, err := r.start(ctx, k)
 		if err == nil {
-			err = r.add("--against", k.Name, peer.Addr, peer.PID)
+			err = r.add(ctx, "--against", k.Name, peer.Addr, peer.PID)
 		}
 		if err != nil {
 			return err
@@ -95,6 +103,7 @@ func withBucket(ctx context.Context, program, parent string, size int64, bench [
 // A run is a comparison.
 type run struct {
 	program, dir string
+	network      network
 	size         int64    // of each store in bytes
 	env          []string // of cloister
 	flags        []string // of cloister-bench, for the servers
@@ -127,7 +136,14 @@ func (r *run) store(name string) (string, error) {
 }
 
 // add adds a server to the benchmark.
-func (r *run) add(flag, name, addr string, pid int) error {
+func (r *run) add(ctx context.Context, flag, name, addr string, pid int) error {
+	if r.network.rtt > 0 {
+		listening, stop, err := r.network.forward(ctx, addr)
+		if err != nil {
+			return err
+		}
+		addr, r.stops = listening, append(r.stops, stop)
+	}
 	file := filepath.Join(r.dir, name+".pid")
 	r.flags = append(r.flags, flag, name+"="+addr, "--watch", name+"="+file)
 	return os.WriteFile(file, []byte(strconv.Itoa(pid)), 0o600)
@@ -147,7 +163,7 @@ func (r *run) addCloister(ctx context.Context, flag, name string, args ...string
 		return err
 	}
 	r.stops = append(r.stops, server.Stop)
-	return r.add(flag, name, server.Addr, server.PID)
+	return r.add(ctx, flag, name, server.Addr, server.PID)
 }
 
 // start compiles and starts a peer.

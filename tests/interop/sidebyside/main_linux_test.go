@@ -26,7 +26,7 @@ func TestSideBySideMeasuresEveryServer(t *testing.T) {
 	}
 	var out, info bytes.Buffer
 	flags := []string{"blobs", "--blobs", "300", "--large", "8MiB", "--rounds", "2"}
-	if err := sideBySide(t.Context(), program, t.TempDir(), 1<<30, flags, &out, &info); err != nil {
+	if err := (network{}).sideBySide(t.Context(), program, t.TempDir(), 1<<30, flags, &out, &info); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), info.String())
 	}
 	names := []string{"cloister", "cloister-sync"}
