@@ -593,9 +593,9 @@ var skips = map[string]int{
 	"tests/escape/neighbours_linux_test.go":         1, // make neighbours
 	"tests/farm/build_linux_test.go":                1, // make farm
 	"sandbox/sandboxtest/sandboxtest.go":            2, // Unavailable, and what no host could add to a backend
+	"sandbox/environment/environment_linux_test.go": 1, // the race detector
 	"sandbox/gvisor/gvisor_linux_test.go":           1, // the race detector
 	"sandbox/microvm/microvm_linux_test.go":         1, // KVM, which few test machines have
-	"sandbox/environment/environment_linux_test.go": 1, // the race detector
 	"sandbox/microvm/msb_linux_test.go":             2, // the race detector; KVM
 }
 

@@ -47,6 +47,10 @@ func (c *Config) Check() error {
 			return err
 		}
 	}
+	switch tier := c.Sandbox.Tier; tier {
+	case "qemu", "qemu-tcg", "microvm":
+		return exit.New(exit.Usage, fmt.Errorf("--sandbox %s: sandboxes that outlive a command need full, namespaces or gvisor", tier))
+	}
 	if _, err := c.Sandbox.BackendConfig(); err != nil {
 		return err
 	}
