@@ -20,8 +20,8 @@ OPERATION is the name of an execution, as action ls, clients and messages print 
 cloister action show: log prints the output of its latest run, or with --failed that of its latest failure, even if the
 action succeeded later. With -f it prefers an unfinished execution.
 
-The exit code is 1 without -f if the action has not ended, or if it ended without a result; 4 if the operation, the
-result or its output is absent; and 5 if the server cannot be reached.`,
+The exit code is 1 if the action ended without a result or, without -f, has not ended; 4 if the operation, the result or
+its output is absent; and 5 if the server cannot be reached.`,
 		Example: `  cloister action log e3b0...55/142
   cloister action log --failed //server:test
   cloister action log -f operations/5f1d6c0e3b0a4f7c9d1e2a3b4c5d6e7f

@@ -19,8 +19,8 @@ func actionLsCommand() *cobra.Command {
 		Use:   "ls [--target LABEL] [--mnemonic NAME] [--invocation ID] [--stage STAGE] [--failed] [--all] [--wide] [--limit N] [--server URL] [--json]",
 		Short: "List current and past executions",
 		Long: `Ls prints the executions that a server knows, newest first: queued, running, and for some time completed ones (serve
-keeps the last 10,000 for five minutes). It works with every server of google.longrunning.Operations. With --all,
---target, --mnemonic, --invocation or --failed it also reads the history of a server that keeps one (serve:
+keeps the last 10,000 for five minutes). It works with every server that implements google.longrunning.Operations. With
+--all, --target, --mnemonic, --invocation or --failed it also reads the history of a server that keeps one (serve:
 --history-size), which survives a restart and includes action cache lookups. --stage lists executions only. Without
 --instance it covers all instances that the caller may see.
 

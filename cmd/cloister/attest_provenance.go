@@ -20,7 +20,7 @@ func attestProvenanceCommand() *cobra.Command {
 		Short: "Write SLSA provenance of a cached result",
 		Long: `Provenance writes an in-toto Statement about the cached result of an action. Its subjects are the outputs; its predicate,
 SLSA provenance v1, describes the command, the inputs, the programs of the worker's host, the worker and the time.
-ACTION is HASH/SIZE, as messages print it, or by the server's history a prefix or ^1 for the latest action.
+ACTION is HASH/SIZE, as messages print it, or, if the server keeps a history, a prefix or ^1 for the latest one.
 
 Most of this comes from the manifest of the run; without a manifest it is omitted.
 

@@ -45,8 +45,8 @@ func auditCommand() *cobra.Command {
 		Use:   "audit",
 		Short: "Show and verify the audit log",
 		Long: `Audit reads the log in the directory "audit" of a store: what actions attempted and were refused, which exceptions they
-used, which limits they hit, and which ones the policy refused. The log is append-only, and each line holds the hash of
-the previous one.
+used, which limits they hit, and which actions the policy refused. The log is append-only, and each line holds the hash
+of the previous one.
 
 With --server and without --dir it copies the log of that server and verifies the copy. Servers offer this only with
 --auth, to callers with the right operate.`,
@@ -73,7 +73,7 @@ func auditLsCommand(c *auditConfig) *cobra.Command {
 counts events of a run that were not recorded, and "note" is about the log itself. A summary with the head of the log,
 for audit verify --head, goes to stderr.
 
-With --json it prints the whole stored entries that have such events, one per line.`,
+With --json it prints the complete entries that contain such events, one per line.`,
 		Example: `  cloister audit ls --since 1h
   cloister audit ls --kind connect --limit 20
   cloister audit ls --action 9f2c1e77 --json`,

@@ -31,7 +31,7 @@ func cacheRmCommand() *cobra.Command {
 removes them from that server, which offers this only with --auth, to callers with the right operate. Blobs stay. A result
 that an upstream of serve (--cas, --store) also has returns from there.
 
-ACTION is a digest; by the history of the server of --server also a prefix of 8 digits, ^1 for the latest action, or a
+ACTION is a digest or, if the server of --server keeps a history, a prefix of 8 digits, ^1 for the latest action, or a
 target. --target, --invocation, --mnemonic and --older-than select actions of that history. The exit code is 4 if the
 result of an ACTION was absent, and 5 if the history is needed and the server cannot be reached.`,
 		Example: `  cloister cache rm 9f2c...e1/142

@@ -19,9 +19,9 @@ func casCatCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cat DIGEST... [--server URL] [--instance NAME]",
 		Short: "Print blobs",
-		Long: `Cat writes blobs to standard output, in order. A blob that does not match its digest has been written before the
-mismatch is known; the exit code reports it. DIGEST may also be a prefix of at
-least 8 digits, or select an action in the server's history: ^1 for the latest, or a target for its latest.
+		Long: `Cat writes blobs to standard output, in order. A blob that does not match its digest is written before the mismatch is
+known; the exit code reports it. DIGEST may also be a prefix of at least 8 digits, or select an action in the server's
+history: ^1 for the latest, or a target for its latest.
 
 The exit code is 4 if a blob is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister cas cat 9f2c...e1/142

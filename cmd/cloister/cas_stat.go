@@ -88,8 +88,8 @@ func casStatCommand() *cobra.Command {
 		Use:   "stat [--dir DIR | --server URL] [--json] | stat DIGEST... [--server URL] [--instance NAME] [--json]",
 		Short: "Show the usage of a store, or find blobs on a server",
 		Long: `Stat prints size and limits of the local store, how much of it is leased, when the rest was last used, and what was
-evicted and found damaged since serve started. With --server and without --dir the store is that of the
-server, which shows it only with --auth and to callers with the right operate.
+evicted and found damaged since serve started. With --server and without --dir the store is that of the server, which
+shows it only with --auth, to callers with the right operate.
 
 With digests it asks the server of --server whether it has them. The exit code is 4 if one is absent.`,
 		Example: `  cloister cas stat

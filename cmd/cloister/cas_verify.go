@@ -32,7 +32,7 @@ func casVerifyCommand() *cobra.Command {
 		Short: "Verify blobs against their digests",
 		Long: `Verify reads the whole local store and reports every blob that does not match its digest. Such a blob becomes absent, so
 that clients upload it again or actions recreate it; the directory "quarantine" of the store keeps the bytes. Ctrl-C
-stops it; the next run resumes there unless --restart is given, or where serve --scrub is.
+stops it; unless --restart is given, the next run resumes there, or at the position of serve --scrub.
 
 With --server and without --dir the store is that of the server, if that has --auth and the caller the right operate. With
 digests verify reads these blobs from the server.

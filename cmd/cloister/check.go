@@ -28,7 +28,7 @@ func checkCommand() *cobra.Command {
 		Long: `Check runs a probe in the sandbox and reports each protection: "ok" if it is enforced, "off" with the consequence if it
 is not, and "FAIL" with a fix if it is required but missing. The exit code is 3 if actions cannot run here.
 
-With --selftest it also runs a program twice that attacks the sandbox, and reports for each guarantee whether it held:
+With --selftest it also runs, twice, a program that attacks the sandbox, and reports for each guarantee whether it held:
 no network, audited attempts, read-only inputs, an equal stable hash, and nothing left behind. The exit code is 1 if one
 did not. With --fix it offers the commands that enable missing protections until the next boot, shows how to undo them,
 asks before each, and checks again.`,
@@ -56,7 +56,7 @@ asks before each, and checks again.`,
 	}
 	cmd.Flags().BoolVar(&fix, "fix", false, "offer to run the commands that enable missing protections")
 	cmd.Flags().BoolVar(&yes, "yes", false, "with --fix, run commands that do not affect other programs without asking")
-	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its guarantees")
+	cmd.Flags().BoolVar(&self, "selftest", false, "also test in two runs whether the sandbox keeps its guarantees")
 	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object", &confinement.Report{})
 	cmd.MarkFlagsMutuallyExclusive("json", "selftest")
 	cmd.MarkFlagsMutuallyExclusive("json", "fix")

@@ -39,8 +39,8 @@ func gcCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc [--dir DIR] [--max-size SIZE] [--older-than TIME] [--dry-run] [--server URL] [--json]",
 		Short: "Free space in a store",
-		Long: `Gc removes blobs that were not used for some time, oldest first: down to a size with --max-size, older ones with
---older-than, or with both older ones down to the size. It never removes leased blobs, which clients rely on, or
+		Long: `Gc removes the least recently used blobs: with --max-size down to that size, with --older-than those not used for that
+time, and with both only such blobs, down to that size. It never removes leased blobs, which clients rely on, or
 inputs mounted by running actions. A running serve also evicts blobs when its store is full.
 
 Gc asks the process that holds the store, or opens the store if no process does and nothing waits to be sent upstream.

@@ -18,11 +18,11 @@ func runnerCommand() *cobra.Command {
 		Use:   "runner --socket PATH --build-dir DIR",
 		Short: "Run a Buildbarn worker's commands in the sandbox",
 		Long: `Runner replaces bb_runner: it serves Buildbarn's runner protocol on a unix socket, so that an existing bb_worker runs
-its commands in this sandbox. --build-dir is the build directory in bb_worker's configuration, by the same path or
-another one to the same files.
+its commands in this sandbox. --build-dir is the build directory in bb_worker's configuration; its path may differ if it
+leads to the same files.
 
-A command finds its input root in /build, mounted read-only, and the host's toolchain in its usual place. Its outputs
-are copied into bb_worker's directory when it has ended (docs/runner.md). Everyone who can open the socket can run
+A command finds its input root at /build, with read-only inputs, and the host's toolchain in its usual place. Its
+outputs are copied into bb_worker's directory when it has ended (docs/runner.md). Anyone who can open the socket can run
 commands in the sandbox. If bb_worker is another user, give both a common group that owns the socket's directory, and
 use --socket-mode 0660.
 

@@ -27,7 +27,7 @@ func sandboxCommand() *cobra.Command {
 		Use:   "sandbox",
 		Short: "Create sandboxes that outlive a command, and use them",
 		Long: `A sandbox keeps the files and processes of its commands until it ends. The root file system is read-only; the working
-directory and /tmp are writable, in memory. It has no network except loopback and --allow.
+directory and /tmp are writable, in memory. It has no network except loopback and the endpoints of --allow.
 
 There is no daemon: each sandbox has its own supervisor process, which ends it after --idle-timeout or --lifetime. If
 the supervisor is killed, the sandbox ends with it, and the next sandbox command removes its remains.`,
@@ -57,9 +57,9 @@ func sandboxCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create [--name NAME] [--image IMAGE] [--in DIR] [--env K=V]... [--idle-timeout TIME] [--lifetime TIME] [--json]",
 		Short: "Create a sandbox",
-		Long: `Create makes a sandbox and prints its name when it can execute commands. Its commands see the files of --in or --git in
-the working directory, read-only, and the root file system of --image, --root or the host's toolchain. They can create
-files in the working directory and in /tmp. The limits apply to all commands together.
+		Long: `Create makes a sandbox and prints its name once it is ready. Its commands see the files of --in or --git in the working
+directory, read-only, and the root file system of --image, --root or the host's toolchain. They can create files in the
+working directory and in /tmp. The limits apply to all commands together.
 
 The environment contains only PATH, HOME, TMPDIR and the variables of --env and --pass-env.`,
 		Example: `  cloister sandbox create --name dev --in . --pass-env LANG --idle-timeout 10m

@@ -16,7 +16,7 @@ func topCommand() *cobra.Command {
 		Use:   "top [--interval TIME] [--updates N] [--server URL]",
 		Short: "Show live server activity",
 		Long: `Top shows what cloister status prints, refreshed every second, until q or Ctrl-C. If the output is not a terminal it
-prints one line per interval. It keeps asking a server that goes away.
+prints one line per interval. It keeps retrying if the server becomes unreachable.
 
 The exit code is 5 if the server cannot be reached at first.`,
 		Example: `  cloister top

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
 

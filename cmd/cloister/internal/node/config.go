@@ -66,7 +66,7 @@ func (c *Config) Register(cmd *cobra.Command) {
 	f.Var(&c.scrub, "scrub", "rate at which stored blobs are continuously re-read and verified; 0 disables it")
 	f.Var(&c.trees, "mounted-trees", "size limit of the input trees that stay mounted for later actions; 0 mounts each tree anew")
 	f.Var(&c.memory, "memory", "size limit of all caches in memory together; the metrics show the size of each")
-	f.Var(&c.Audit, "audit-size", "size limit of the audit log; the oldest entries are deleted first, and none with unlimited")
+	f.Var(&c.Audit, "audit-size", "size limit of the audit log; the oldest entries are deleted first; unlimited deletes none")
 	f.StringVar(&c.metrics, "metrics", "", "address and port of /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	f.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Minute, "time limit of running actions after Ctrl-C")
 	f.StringVar(&c.toolchain, "toolchain", "", "identity of this machine's toolchain, such as the digest of its image (default: a fingerprint of its files)")

@@ -29,8 +29,8 @@ type sampling struct {
 // Register adds the flags.
 func (s *sampling) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(&s.fraction, "repro-sample", "fraction of executed actions to run again with variations, while a slot is free unless --repro-gate is given")
-	f.BoolVar(&s.gate, "repro-gate", false, "run actions again before recording their results, and record only reproducible ones; all actions without --repro-sample")
+	f.Var(&s.fraction, "repro-sample", "fraction of executed actions to run again with variations; without --repro-gate, only while a slot is free")
+	f.BoolVar(&s.gate, "repro-gate", false, "run actions again before recording their results, and record only reproducible ones; without --repro-sample, this covers all actions")
 }
 
 // check validates the flags.
