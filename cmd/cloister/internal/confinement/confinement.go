@@ -142,10 +142,11 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 
 // NamespaceConfig is BackendConfig for commands that support namespaces only.
 func (c *Flags) NamespaceConfig() (namespace.Config, error) {
-	if c.named() {
-		return namespace.Config{}, exit.New(exit.Usage, fmt.Errorf("--sandbox %s: this command needs full or namespaces; serve, join, run, repro and sandbox create support it", c.Tier))
+	config, err := c.BackendConfig()
+	if err == nil && c.named() {
+		err = exit.New(exit.Usage, fmt.Errorf("--sandbox %s: this command needs full or namespaces; serve, join, run, repro and sandbox create support it", c.Tier))
 	}
-	return c.BackendConfig()
+	return config, err
 }
 
 // Values of --sandbox for the packages gvisor and microvm, which are also the names of their backends.
