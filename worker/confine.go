@@ -145,8 +145,10 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		// The operator chose a sandbox that cannot audit, which every result states, and nobody asked for more.
 		spec.Audit = sandbox.AuditOff
 	}
-	if f := &l.cfg.Features; len(f.Gaps) > 0 && (grant.Sandbox != "" || l.cfg.AcceptGaps) {
-		spec.Accept = f.Backend // which equals grant.Sandbox
+	// A default property of the policy accepts nothing: the action's digest would not tell its result from one without gaps.
+	named := slices.ContainsFunc(req.properties(), func(p Property) bool { return p.Name == PropertySandbox })
+	if f := &l.cfg.Features; len(f.Gaps) > 0 && (named || l.cfg.AcceptGaps) {
+		spec.Accept = f.Backend // which equals the value of the property
 	}
 	if err := l.cfg.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)

@@ -278,6 +278,10 @@ func TestGapsOfTheSandboxAreAccepted(t *testing.T) {
 	expect.Message(t, expect.Err(b.Admit(t.Context(), named(""))), "does not protect from the files of this host")
 	b.cfg.Features.Backend = "jobobject"
 	expect.Equal(t, b.manifest(b.do(named("jobobject"))).Sandbox, "jobobject", "with the name")
+	builtIn := b.cfg.Policy
+	b.cfg.Policy = must.Get(policy.Parse("p.yaml", []byte("version: 1\ndefault_properties:\n  \"\": {cloister-sandbox: jobobject}\n")))(t)
+	expect.Error(t, expect.Err(b.Execute(t.Context(), named(""), func(Stage) {})), sandbox.ErrUnsupported, "a default property")
+	b.cfg.Policy = builtIn
 	b.cfg.AcceptGaps = true
 	expect.Equal(t, b.manifest(b.do(named(""))).Sandbox, "jobobject", "if the caller accepts it")
 	expect.Error(t, expect.Err(b.Execute(t.Context(), named("gvisor"), func(Stage) {})), sandbox.ErrUnsupported, "another name")

@@ -4,6 +4,7 @@ package seatbelt
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -27,6 +28,18 @@ func launch(spec *sandbox.Spec, placed *placement.Run, profile, file string) []s
 	}
 	return slices.Concat([]string{"-c", script, "/usr/bin/env", "-i", "--"}, placed.Env,
 		[]string{launcher, "-f", profile, file}, placed.Args[1:])
+}
+
+// checkEnv refuses the variables that act on sandbox-exec itself, before it applies the profile: those of the dynamic
+// linker and the allocator.
+func checkEnv(env []string) error {
+	for _, v := range env {
+		if strings.HasPrefix(v, "DYLD_") || strings.HasPrefix(v, "Malloc") {
+			name, _, _ := strings.Cut(v, "=")
+			return fmt.Errorf("%w: the variable %s would act outside the sandbox seatbelt", sandbox.ErrUnsupported, name)
+		}
+	}
+	return nil
 }
 
 // A head passes on what is written, and keeps its beginning.

@@ -35,7 +35,8 @@ func features() sandbox.Features {
 		Limits:        append([]sandbox.Limit{sandbox.LimitOpenFiles}, placement.Limits...),
 		Audits:        []sandbox.Audit{sandbox.AuditOff},
 		ListenControl: true, Lower: true, SameUser: true,
-		Gaps: []string{"services on the loopback interface of this host", "processes that leave the process group of their run"},
+		Gaps: []string{"services on the loopback interface of this host", "processes that leave the process group of their run",
+			"what the system tells about other processes, including their environments"},
 		Checks: []sandbox.Check{
 			{Name: "private loopback", Detail: "loopback, if the policy grants it, is that of this host, with its services"},
 			{Name: "private paths", Detail: "runs see the paths of this host"},
@@ -106,6 +107,9 @@ func (b *backend) execute(
 		return fmt.Errorf("profile of the run: %w", err)
 	}
 	defer os.Remove(profile)
+	if err := checkEnv(placed.Env); err != nil {
+		return err
+	}
 	prologue, status, err := os.Pipe()
 	if err != nil {
 		return err

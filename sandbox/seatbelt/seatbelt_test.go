@@ -116,6 +116,13 @@ func TestVariablesAreSetBehindTheShell(t *testing.T) {
 	}, "arguments of the shell")
 }
 
+func TestVariablesOfTheLauncherAreRefused(t *testing.T) {
+	for _, v := range []string{"DYLD_INSERT_LIBRARIES=/build/l", "MallocLogFile=/home/f"} {
+		expect.Error(t, checkEnv([]string{"PATH=/bin", v}), sandbox.ErrUnsupported, v)
+	}
+	must.Succeed(t, checkEnv([]string{"PATH=/bin", "X=DYLD_LIBRARY_PATH"}))
+}
+
 // TestLongProfilesAreNoArguments: the kernel limits arguments to 1 MiB on macOS, and one to 128 KiB on Linux.
 func TestLongProfilesAreNoArguments(t *testing.T) {
 	r := &placement.Run{Args: []string{"tool"}}
