@@ -594,6 +594,7 @@ var skips = map[string]int{
 	"tests/farm/build_linux_test.go":                1, // make farm
 	"sandbox/sandboxtest/sandboxtest.go":            2, // Unavailable, and what no host could add to a backend
 	"sandbox/environment/environment_linux_test.go": 1, // the race detector
+	"sandbox/internal/wire/copy_linux_test.go":      1, // old kernels
 	"sandbox/gvisor/gvisor_linux_test.go":           1, // the race detector
 	"sandbox/microvm/microvm_linux_test.go":         1, // KVM, which few test machines have
 	"sandbox/microvm/msb_linux_test.go":             2, // the race detector; KVM

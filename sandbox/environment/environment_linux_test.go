@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -67,6 +68,9 @@ var contract = []struct {
 	{"SignalsReachTheCommand", signalsReachTheCommand},
 	{"ContextEndsTheCommandOnly", contextEndsTheCommandOnly},
 	{"CloseEndsCommands", closeEndsCommands},
+	{"CloseDeliversTheRestOfTheOutput", closeDeliversTheRestOfTheOutput},
+	{"CommandsMayShareStdin", commandsMayShareStdin},
+	{"EndedCommandsLeaveNoThreads", endedCommandsLeaveNoThreads},
 	{"TimeoutEndsTheEnvironment", timeoutEndsTheEnvironment},
 	{"StoppedAgentDoesNotDelayTheEnd", stoppedAgentDoesNotDelayTheEnd},
 	{"CloseEndsBackgroundProcesses", closeEndsBackgroundProcesses},
@@ -397,6 +401,91 @@ func closeEndsCommands(t *testing.T, h host) {
 		t.Errorf("got %v, want ErrEnded", err)
 	}
 	<-e.Ended()
+}
+
+// What commands write after SIGTERM arrives, here four windows of a wire, and so does their exit code.
+func closeDeliversTheRestOfTheOutput(t *testing.T, h host) {
+	e := h.start(t, nil)
+	r, w := io.Pipe()
+	code := make(chan int, 1)
+	go func() {
+		n, err := e.Exec(t.Context(), command("trap 'head -c 1048576 /dev/zero; echo; echo last; exit 3' TERM\necho ready\n"+
+			"while :; do sleep 0.01; done"), sandbox.Stdio{Stdout: w}, nil)
+		w.CloseWithError(err)
+		code <- n
+	}()
+	if _, err := io.ReadFull(r, make([]byte, len("ready\n"))); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() {
+		_, err := e.Close(t.Context())
+		closed <- err
+	}()
+	got, err := io.ReadAll(r)
+	if err != nil || len(got) != 1<<20+len("\nlast\n") || !bytes.HasSuffix(got, []byte("\nlast\n")) {
+		t.Errorf("got %d bytes that end in %q, %v; want 1 MiB and the last line", len(got), got[max(0, len(got)-10):], err)
+	}
+	if n := <-code; n != 3 {
+		t.Errorf("got exit code %d, want 3", n)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
+// A command ends although another one has taken what there was to read.
+func commandsMayShareStdin(t *testing.T, h host) {
+	e := h.start(t, nil)
+	stdin, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	defer w.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const n = 8
+	ended := make(chan error, n)
+	for range n {
+		go func() {
+			_, err := e.Exec(ctx, command("while ! [ -e /scratch/end ]; do sleep 0.01; done"), sandbox.Stdio{Stdin: stdin}, nil)
+			ended <- err
+		}()
+	}
+	for range 500 {
+		if _, err := w.WriteString("x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shell(t, e, "echo > /scratch/end")
+	for range n {
+		if err := <-ended; err != nil {
+			t.Errorf("got %v, want the end of the command", err)
+		}
+	}
+}
+
+// Threads of the agent count towards the limit of processes.
+func endedCommandsLeaveNoThreads(t *testing.T, h host) {
+	if h.name != "gvisor" {
+		return // the agent is not in /proc
+	}
+	e := h.start(t, nil)
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			if code, _ := shell(t, e, "echo >> /scratch/started; while [ $(wc -l < /scratch/started) -lt 40 ]; do sleep 0.01; done"); code != 0 {
+				t.Errorf("got exit code %d, want 0", code)
+			}
+		})
+	}
+	all.Wait()
+	var threads int
+	_, out := shell(t, e, "grep Threads /proc/$PPID/status")
+	if _, err := fmt.Sscanf(out, "Threads: %d", &threads); err != nil || threads > 20 {
+		t.Errorf("the agent has %q, want at most 20 threads after 40 commands", out)
+	}
 }
 
 // The Spec's timeout is the maximum lifetime.

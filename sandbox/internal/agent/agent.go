@@ -19,10 +19,12 @@ const Program = "cloister-environment"
 // Serve is the agent's argument.
 const Serve = "serve"
 
-// A Request starts a command, or sends a signal to its process group if Signal is not 0.
+// A Request starts a command, sends a signal to its process group if Signal is not 0, or ends the agent.
 type Request struct {
 	ID     uint64
 	Signal int `json:",omitempty"`
+	// End ends the agent as the end of its socket does. It is used on a wire, which must carry the rest of the output.
+	End bool `json:",omitempty"`
 
 	Args []string `json:",omitempty"`
 	// Env are variables in addition to those of the agent, or in place of them.

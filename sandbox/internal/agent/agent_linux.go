@@ -55,6 +55,9 @@ func serve() error {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGHUP, unix.SIGINT)
 	s := &server{running: map[uint64]int{}}
 	s.idle = sync.NewCond(&s.mu)
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	go s.reap(ended)
 	var err error
 	if _, notSocket := unix.GetsockoptInt(0, unix.SOL_SOCKET, unix.SO_TYPE); notSocket != nil {
 		err = s.serveWire()
@@ -149,7 +152,6 @@ func (s *server) start(r *Request, fds []int) error {
 		if err == nil {
 			s.running[r.ID] = pid
 			s.active++
-			go s.wait(r.ID, pid)
 			return nil
 		}
 		code, reason = 126, fmt.Sprintf("%s: %v", r.Args[0], err)
@@ -158,19 +160,38 @@ func (s *server) start(r *Request, fds []int) error {
 	return s.reply(Reply{ID: r.ID, Code: code})
 }
 
-// wait reports the end of a command.
-func (s *server) wait(id uint64, pid int) {
-	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-	}
-	var status unix.WaitStatus
-	s.mu.Lock()
-	delete(s.running, id) // before its number can be another process's
-	for {
-		if _, err := unix.Wait4(pid, &status, 0, nil); err != unix.EINTR {
-			break
+// reap waits for the commands that have ended, after each signal. A thread that waits for each command would count
+// towards the limit of processes, and remain.
+func (s *server) reap(ended <-chan os.Signal) {
+	for range ended {
+		for s.reapOne() {
 		}
 	}
-	s.mu.Unlock()
+}
+
+// reapOne waits for a command that has ended, and reports whether there was one.
+func (s *server) reapOne() bool {
+	s.mu.Lock() // while start holds it, a process may end that is no command
+	defer s.mu.Unlock()
+	var status unix.WaitStatus
+	pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+	if err == unix.EINTR {
+		return true
+	}
+	if err != nil || pid == 0 {
+		return false
+	}
+	for id, p := range s.running {
+		if p == pid {
+			delete(s.running, id) // before its number can be another process's
+			go s.report(id, status)
+		}
+	}
+	return true
+}
+
+// report reports the end of a command.
+func (s *server) report(id uint64, status unix.WaitStatus) {
 	code := status.ExitStatus()
 	if status.Signaled() {
 		code = 128 + int(status.Signal())

@@ -32,18 +32,21 @@ type remote struct {
 	wake    *os.File // ends the copying of stdin when it is closed
 	stdin   *wire.Port
 	outputs []*wire.Port
-	serving sync.WaitGroup
+	serving sync.WaitGroup // of outputs
 }
 
 // Relay passes what it receives from sock, as an agent would, on to the agent whose stdout is in and whose stdin is out,
-// and its replies back. When sock is shut down, it closes out, which ends the agent. It returns at the end of in, with an
-// error if what it read is invalid. The caller closes sock.
+// and its replies back. When sock is shut down, it ends the agent. It returns at the end of in, with an error if what it
+// read is invalid. The caller closes sock.
 func Relay(sock int, in io.Reader, out io.WriteCloser) error {
 	r := &relay{sock: sock, wire: wire.New(out), calls: map[uint64]*remote{}}
 	requests := make(chan error, 1)
 	go func() {
-		requests <- r.serve()
-		out.Close()
+		err := r.serve()
+		if err != nil || r.wire.Message(Encode(Request{End: true})) != nil {
+			out.Close()
+		}
+		requests <- err
 	}()
 	err := r.wire.Serve(in, r.message)
 	out.Close()
@@ -103,13 +106,13 @@ func (r *relay) start(q *Request, packet []byte, fds []int) error {
 		})
 	}
 	sent := make(chan struct{})
-	c.serving.Go(func() {
+	go func() { // not in serving: if somebody else reads this stdin, too, it may wait for more
 		<-sent
 		wire.CopyInput(c.stdin, fds[0], read)
 		_ = c.stdin.End() // the agent may have ended
 		read.Close()
 		unix.Close(fds[0])
-	})
+	}()
 	r.mu.Lock()
 	if r.calls == nil {
 		go c.end()

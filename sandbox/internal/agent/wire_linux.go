@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/internal/wire"
@@ -36,7 +37,14 @@ func (s *server) serveWire() error {
 		if err := json.Unmarshal(b, &r); err != nil {
 			return fmt.Errorf("request: %w", err)
 		}
-		if r.Signal != 0 {
+		switch {
+		case r.End:
+			go func() {
+				s.terminate()
+				syscall.Exit(0)
+			}()
+			return nil
+		case r.Signal != 0:
 			s.signal(&r)
 			return nil
 		}

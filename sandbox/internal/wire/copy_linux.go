@@ -12,9 +12,11 @@ import (
 )
 
 // CopyInput copies what is read from the descriptor in to w until its end, an error, or the end of wake, a pipe. It does
-// not change the state of in, which may be shared with other processes.
+// not change the state of in, which may be shared with other processes. If one of them takes what there is to read, it
+// waits for more in spite of wake, unless in is a pipe or socket and the kernel can read it without waiting.
 func CopyInput(w io.Writer, in int, wake *os.File) {
 	buf := make([]byte, maxData)
+	read := reader(in)
 	for {
 		poll := []unix.PollFd{{Fd: int32(in), Events: unix.POLLIN}, {Fd: int32(wake.Fd()), Events: unix.POLLIN}}
 		if _, err := unix.Poll(poll, -1); err != nil && err != unix.EINTR {
@@ -26,7 +28,7 @@ func CopyInput(w io.Writer, in int, wake *os.File) {
 		if poll[0].Revents == 0 {
 			continue
 		}
-		n, err := unix.Read(in, buf)
+		n, err := read(buf)
 		if err == unix.EINTR || err == unix.EAGAIN {
 			continue
 		}
@@ -36,6 +38,22 @@ func CopyInput(w io.Writer, in int, wake *os.File) {
 		if _, err := w.Write(buf[:n]); err != nil {
 			return
 		}
+	}
+}
+
+// reader returns a function that reads from a descriptor, if possible without waiting (preadv2(2)). Files always have
+// something to read, and would only say that it is not in memory.
+func reader(in int) func([]byte) (int, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(in, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return func(b []byte) (int, error) { return unix.Read(in, b) }
+	}
+	return func(b []byte) (int, error) {
+		n, err := unix.Preadv2(in, [][]byte{b}, -1, unix.RWF_NOWAIT)
+		if err == unix.EOPNOTSUPP || err == unix.ENOSYS {
+			n, err = unix.Read(in, b)
+		}
+		return n, err
 	}
 }
 

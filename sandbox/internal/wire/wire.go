@@ -141,9 +141,7 @@ func (p *Port) Deliver(dst io.Writer) error {
 			p.update(func() { p.last = true })
 			return errors.Join(err, p.w.send(credit, p.number, 0, nil))
 		}
-		if err := p.w.send(credit, p.number, len(b), nil); err != nil {
-			return err
-		}
+		_ = p.w.send(credit, p.number, len(b), nil) // if the other side has ended, what it sent before is still delivered
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -102,6 +103,20 @@ func TestWriterEndsWithItsReader(t *testing.T) {
 	}
 	if err := <-written; err != syscall.EPIPE {
 		t.Errorf("Write: got %v, want %v", err, syscall.EPIPE)
+	}
+}
+
+// TestRestIsDelivered: what the other side sent before it ended is delivered, although it takes no more credits.
+func TestRestIsDelivered(t *testing.T) {
+	w := New(failing{})
+	p := w.Open(0)
+	if err := w.Serve(bytes.NewReader(slices.Concat(frame(data, 0, 5, 5), frame(data, 0, 0, 0))), nil); err != io.EOF {
+		t.Fatalf("got %v, want EOF", err)
+	}
+	var got bytes.Buffer
+	must.Succeed(t, p.Deliver(&got))
+	if got.Len() != 5 {
+		t.Errorf("got %d bytes, want 5", got.Len())
 	}
 }
 

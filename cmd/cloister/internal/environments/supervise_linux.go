@@ -115,7 +115,10 @@ func (s *supervisor) start(ctx context.Context) (err error) {
 		return err
 	}
 	s.task.SkipCacheLookup = true
-	if err := s.worker.Start(ctx, worker.Config{Name: "sandbox-" + s.state.Name, MaxTimeout: c.Lifetime}); err != nil {
+	if err := s.worker.Start(ctx, worker.Config{
+		Name: "sandbox-" + s.state.Name, MaxTimeout: c.Lifetime,
+		LogBytes: 4 << 10, // of the agent; with another kernel its stdout carries the output of all commands
+	}); err != nil {
 		return err
 	}
 	s.state.Tier = s.worker.Features.Tier
