@@ -108,7 +108,7 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	if config.Certificates, err = sandbox.HostCertificates(); err != nil {
 		return err
 	}
-	// Where images cannot be mounted, inputs are copied for each run.
+	// Where images cannot be mounted, inputs are copied for each run, and the metadata of results says why.
 	w.stager, _ = worker.NewStager(ctx, w.backend, tree.StagerConfig{Dir: w.Dir, Budget: mountedTrees})
 	config.Stager = w.stager
 	config.Instances, config.Policy, config.IgnoreImages = w.Store.Instance, w.policy, w.ignoreImages
