@@ -41,7 +41,7 @@ func (f *serverFlags) register(set *pflag.FlagSet, executor string) {
 	set.StringArrayVar(&f.against, "against", nil, "another server, NAME=ADDRESS; repeatable")
 	f.credentials.Register(set, "")
 	set.StringArrayVar(&f.watch, "watch", nil, "server process to measure, NAME=PIDFILE; repeatable, even per server")
-	set.BoolVar(&f.settle, "settle", false, "wait before each measurement until all watched processes are idle")
+	set.BoolVar(&f.settle, "settle", false, "wait before each measurement until all watched processes are idle and their data is on disk")
 }
 
 // registerStores adds the flags of servers that execute actions.

@@ -151,7 +151,8 @@ const (
 	settleTime = 5 * time.Minute        // after which settle fails
 )
 
-// If on is true, settle waits until the watched processes of all servers are idle and have finished deferred work.
+// If on is true, settle waits until the watched processes of all servers are idle and have finished deferred work, and
+// until the kernel has written all dirty pages, which would slow down whoever writes next.
 func settle(ctx context.Context, on bool, servers []*Server) error {
 	if !on {
 		return nil
@@ -179,6 +180,7 @@ func settle(ctx context.Context, on bool, servers []*Server) error {
 			return ctx.Err()
 		}
 	}
+	flush()
 	return nil
 }
 

@@ -18,6 +18,9 @@ import (
 // tick is the unit of CPU time in /proc.
 const tick = time.Second / 100
 
+// flush writes the dirty pages of all file systems.
+func flush() { syscall.Sync() }
+
 // usageOf returns the usage of a process without its children.
 func usageOf(pid int) (usage, error) {
 	p, err := processOf(pid)

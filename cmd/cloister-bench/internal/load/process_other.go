@@ -12,6 +12,8 @@ import (
 
 var errWatch = fmt.Errorf("watch a process: %w: only Linux reports the usage of other processes", errors.ErrUnsupported)
 
+func flush() {}
+
 // usageOf returns the usage of a process.
 func usageOf(int) (usage, error) { return usage{}, errWatch }
 
