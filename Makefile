@@ -127,7 +127,7 @@ self-build: ## build and test Cloister on Cloister, as two users, and compare th
 vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1 (3 minutes)
 	@.ci/tools vm
 	@mkdir -p bin
-	@$(GO) test -count=1 -timeout 45m -v ./tests/vm > bin/vm.log 2>&1; code=$$?; \
+	@CLOISTER_REQUIRE=vm $(GO) test -count=1 -timeout 45m -v ./tests/vm > bin/vm.log 2>&1; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ {0,8}--- |: Linux ' bin/vm.log; else cat bin/vm.log; fi; exit $$code
 
 kernel: ## download the kernel for virtual machines in tests (once)

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +84,9 @@ var kernels = []struct{ name, processors, skip string }{
 const qemu = "qemu-system-x86_64"
 
 func TestLimits(t *testing.T) {
+	if !slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "vm") {
+		t.Skip("booting virtual machines takes minutes: run make vm")
+	}
 	if runtime.GOARCH != "amd64" {
 		sandboxtest.Unavailable(t, "vm", "a processor other than amd64")
 	}
