@@ -136,7 +136,8 @@ kernel: ## download the kernel for virtual machines in tests (once)
 
 qemu: kernel ## test virtual machines on an emulated processor (10 minutes)
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -skip '^TestBackendWithMSB$$' ./sandbox/microvm
-	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/cli -run '^TestScripts$$/^tier_qemu$$'
+	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/cli -run '^(TestScripts|TestSandboxes)$$/^(tier_qemu|qemu-tcg)$$'
+	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./sandbox/environment -run '^TestEnvironment$$/^qemu$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^qemu-tcg$$'
 
 msb: kernel ## test the backend contract with a fake msb that boots QEMU (10 minutes)

@@ -21,13 +21,16 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/environment"
 	"github.com/cloister-build/cloister/sandbox/gvisor"
+	"github.com/cloister-build/cloister/sandbox/microvm"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/guestkernel"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestMain(m *testing.M) {
 	namespace.Init()
+	guestkernel.Use()
 	// What make gvisor builds, unless somebody chose another.
 	if built, err := filepath.Abs("../../bin/runsc"); err == nil && os.Getenv("RUNSC_PATH") == "" {
 		if _, err := os.Stat(built); err == nil {
@@ -42,10 +45,13 @@ func TestMain(m *testing.M) {
 // TestEnvironment is what environments promise, on each backend.
 func TestEnvironment(t *testing.T) {
 	namespaces := func() sandbox.Backend { return namespace.New(namespace.Config{}) }
+	machines := microvm.NewQEMU(true)
+	defer machines.Close()
 	for name, h := range map[string]host{
 		"namespaces": {"namespaces", namespaces, false},
 		"relayed":    {"namespaces", namespaces, true},
 		"gvisor":     {"gvisor", gvisor.New, true},
+		"qemu":       {"qemu", func() sandbox.Backend { return kept{machines} }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h.probe(t) // or skip
@@ -78,6 +84,11 @@ var contract = []struct {
 	{"KilledAgentEndsTheEnvironment", killedAgentEndsTheEnvironment},
 }
 
+// A kept backend outlives a case, so that not every case boots a machine.
+type kept struct{ sandbox.Backend }
+
+func (kept) Close() error { return nil }
+
 // A host has a kind of backends.
 type host struct {
 	name       string // in sandboxtest.Requirements
@@ -89,8 +100,11 @@ type host struct {
 func (h host) probe(t *testing.T) (sandbox.Backend, *sandbox.Features) {
 	t.Helper()
 	info, ok := debug.ReadBuildInfo()
-	if h.name == "gvisor" && ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+	if h.name != "namespaces" && ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		t.Skip("programs with the race detector are dynamically linked")
+	}
+	if why := guestkernel.Missing(); h.name == "qemu" && why != "" {
+		sandboxtest.Unavailable(t, h.name, why)
 	}
 	b := h.newBackend()
 	t.Cleanup(func() { b.Close() })
@@ -145,7 +159,7 @@ func (h host) startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.En
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { e.Close(t.Context()) })
+	t.Cleanup(func() { e.Close(context.Background()) }) // a run that is killed takes its machine along
 	return e, ws.Root()
 }
 
@@ -511,15 +525,31 @@ func stoppedAgentDoesNotDelayTheEnd(t *testing.T, h host) {
 			t.Parallel()
 			e, root := h.startIn(t, change)
 			ended := make(chan error, 1)
+			r, w := io.Pipe()
+			stdin, in, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stdin.Close()
+			defer in.Close()
 			go func() {
-				script := "kill -STOP $PPID; echo > /scratch/stopped; sleep 1000"
-				_, err := e.Exec(context.Background(), command(script), sandbox.Stdio{}, nil)
+				script := "trap '' TERM; echo ready; read line; kill -STOP $PPID; echo > /scratch/stopped; sleep 1000"
+				_, err := e.Exec(context.Background(), command(script), sandbox.Stdio{Stdin: stdin, Stdout: w}, nil)
+				w.CloseWithError(err)
 				ended <- err
 			}()
-			must.Hold(t, "the command stops the agent", func() bool {
-				_, err := root.Stat("scratch/stopped")
-				return err == nil
-			})
+			if _, err := io.ReadFull(r, make([]byte, len("ready\n"))); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := in.WriteString("\n"); err != nil {
+				t.Fatal(err)
+			}
+			if h.name != "qemu" { // whose files arrive at the end
+				must.Hold(t, "the command stops the agent", func() bool {
+					_, err := root.Stat("scratch/stopped")
+					return err == nil
+				})
+			}
 			if change == nil {
 				if _, err := e.Close(context.Background()); err != nil {
 					t.Error(err)

@@ -84,7 +84,7 @@ func TestScripts(t *testing.T) {
 
 // TestSandboxes runs the stories of long-lived sandboxes on other backends.
 func TestSandboxes(t *testing.T) {
-	for _, backend := range []string{"gvisor"} {
+	for _, backend := range []string{"gvisor", "qemu-tcg"} {
 		t.Run(backend, func(t *testing.T) {
 			tell(t, backend, "", "testdata/script/sandbox.txtar", "testdata/script/sandbox_ends.txtar")
 		})
@@ -313,7 +313,7 @@ func (s *story) needs(args []string) error {
 		if s.cloister([]string{"0", "check", "--sandbox", "gvisor"}) != nil {
 			sandboxtest.Unavailable(s, "gvisor", s.script.ReadFile("stderr"))
 		}
-	case what == "qemu":
+	case what == "qemu", what == "qemu-tcg":
 		if why := guestkernel.Missing(); why != "" {
 			sandboxtest.Unavailable(s, "qemu", why)
 		}

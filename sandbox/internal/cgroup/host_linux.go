@@ -190,15 +190,15 @@ func (h *Host) create(places []place, create func(string) (control, error), dirs
 }
 
 // sweep deletes the groups of dead workers and returns the names of everything it found. The lock tells whether a
-// worker is dead; the pid in the name may be reused and differs between namespaces. A group that still holds a process
-// stays for the next worker to delete.
+// worker is dead; the pid in the name may be reused and differs between namespaces. The processes of a dead worker have
+// been killed, too. A group that holds one for longer than remove waits stays for the next worker to delete.
 func (p place) sweep() (names []string) {
 	left, _ := filepath.Glob(filepath.Join(p.dir, prefix+"*"))
 	for _, w := range left {
 		names = append(names, filepath.Base(w))
 		if f, err := lock(w); err == nil {
 			if c, err := p.load(filepath.Base(w)); err == nil {
-				_ = c.Delete()
+				_ = remove(c)
 			}
 			f.Close()
 		}

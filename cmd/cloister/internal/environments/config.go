@@ -8,7 +8,6 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
-	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
 
@@ -47,10 +46,6 @@ func (c *Config) Check() error {
 		if err := CheckName(c.Name); err != nil {
 			return err
 		}
-	}
-	switch tier := c.Sandbox.Tier; tier {
-	case "qemu", "qemu-tcg", "microvm":
-		return exit.New(exit.Usage, fmt.Errorf("--sandbox %s: sandboxes that outlive a command need full, namespaces or gvisor", tier))
 	}
 	if _, err := c.Sandbox.BackendConfig(); err != nil {
 		return err

@@ -3,11 +3,15 @@
 package environments
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -25,7 +29,7 @@ func sweep(dir string) error {
 	died := false
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		held, err := localworker.Hold(path, false)
+		held, err := hold(path)
 		if err != nil {
 			continue // it lives, or is being created
 		}
@@ -49,6 +53,61 @@ func sweep(dir string) error {
 		return exit.New(exit.Environment, fmt.Errorf("remove what a killed sandbox left: %w", err))
 	}
 	return nil
+}
+
+// dyingTime is how long a killed supervisor may take to end.
+const dyingTime = 10 * time.Second
+
+// hold locks the directory of a sandbox. It waits for a supervisor that has been killed: it keeps its lock until the
+// kernel has closed its files.
+func hold(path string) (*os.File, error) {
+	deadline, ended := time.Now().Add(dyingTime), false
+	for {
+		held, err := localworker.Hold(path, false)
+		if err == nil || ended || time.Now().After(deadline) {
+			return held, err
+		}
+		s, stateErr := read(path)
+		if stateErr != nil || !s.Running {
+			return nil, err
+		}
+		var dying bool
+		if dying, ended = fate(s.PID); !dying && !ended {
+			return nil, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// fate reports whether a process has been killed and has not ended yet, and whether it has ended (proc_pid_status(5),
+// proc_pid_stat(5)).
+func fate(pid int) (dying, ended bool) {
+	const exiting = 0x4 // PF_EXITING of include/linux/sched.h
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false, true
+	}
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		switch value = strings.TrimSpace(value); name {
+		case "State": // that of the first thread, which may end before the others
+			if strings.HasPrefix(value, "Z") {
+				return true, false
+			}
+		case "SigPnd", "ShdPnd":
+			set, _ := strconv.ParseUint(value, 16, 64)
+			if set&(1<<(unix.SIGKILL-1)) != 0 {
+				return true, false
+			}
+		}
+	}
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name may contain anything
+	if len(fields) < 7 {
+		return false, true
+	}
+	flags, _ := strconv.ParseUint(fields[6], 10, 64)
+	return flags&exiting != 0, false
 }
 
 // move creates and locks a directory beside dir, for a sandbox that does not have its name yet or no longer has it. It
