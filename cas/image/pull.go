@@ -168,13 +168,30 @@ type Pulling struct {
 	Waiting int
 }
 
+// state returns the state of p. Library.mu is held.
+func (p *pull) state() Pulling {
+	return Pulling{p.instance, p.pinned, p.started, p.read.Load(), p.total.Load(), p.waiting}
+}
+
+// Progress returns the current pull of a pinned image in an instance, or nil.
+func (l *Library) Progress(instance, pinned string) *Pulling {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.pulls[pullKey{instance, pinned}]
+	if p == nil {
+		return nil
+	}
+	state := p.state()
+	return &state
+}
+
 // Pulling returns the current pulls, oldest first.
 func (l *Library) Pulling() []Pulling {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []Pulling
 	for _, p := range l.pulls {
-		all = append(all, Pulling{p.instance, p.pinned, p.started, p.read.Load(), p.total.Load(), p.waiting})
+		all = append(all, p.state())
 	}
 	slices.SortFunc(all, func(a, b Pulling) int {
 		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.Pinned,

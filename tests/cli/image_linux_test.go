@@ -3,16 +3,29 @@
 package cli_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/cloister-build/cloister/tests/internal/containers"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 )
 
-func (s *story) registry([]string) error {
-	s.script.Setenv("REGISTRY", containers.Registry(s))
+func (s *story) registry(args []string) error {
+	switch strings.Join(args, " ") {
+	case "":
+		s.script.Setenv("REGISTRY", containers.HeldRegistry(s, &s.blobs))
+	case "hold":
+		s.blobs.Lock()
+		s.sendBlobs = sync.OnceFunc(s.blobs.Unlock)
+		s.Cleanup(s.sendBlobs)
+	case "send":
+		s.sendBlobs()
+	default:
+		return fmt.Errorf("registry %q: write hold or send", args)
+	}
 	return nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -70,6 +71,7 @@ import (
 //	trusting CODE CMD...     run any command where the machine trusts only ca.pem, a link in /etc/ssl/certs as Debian has it
 //	bucket                   start an object store; $BUCKET is the --store of a bucket in it
 //	registry                 start a registry of container images at $REGISTRY
+//	registry hold, registry send  let it send no more blobs; let it send them again
 //	image NAME:TAG TEXT      push an image with a shell and /etc/marker, which has TEXT; $NAME_TAG is its reference with a digest, and
 //	                         the directory NAME_TAG an OCI layout of it
 //	flip TEXT DIGEST         damage two blobs of the current store: TEXT, and the large one of DIGEST
@@ -139,6 +141,9 @@ type story struct {
 	flights map[string]*flight
 	ca      *ca.Authority
 	text    string // standard output of a command that is not a program
+	// The registry sends blobs while blobs is not locked; sendBlobs unlocks it.
+	blobs     sync.RWMutex
+	sendBlobs func()
 }
 
 type storyKey struct{}

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/tree"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/nested"
 	"github.com/cloister-build/cloister/worker/internal/response"
@@ -44,6 +45,9 @@ type Config struct {
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
 	// Remark, if not nil, returns a line to add to the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
+	// Progress, if not nil, returns the current pull of a container image in an instance, or nil. Clients whose actions
+	// wait for the image see it.
+	Progress func(instance, image string) *cloisterpb.ImagePull
 	// Rights, if not nil, reports whether the caller may execute actions in an instance, for lists of the operations of
 	// all instances.
 	Rights func(ctx context.Context, instance string) (execute, update bool)
@@ -201,23 +205,25 @@ type client struct {
 }
 
 // follow sends first, if it is not nil, and then each later state of o, including the last. It repeats the state after
-// Config.KeepaliveInterval (rule 91). A client that hangs up ends only its own call (rule 93).
+// Config.KeepaliveInterval (rule 91), and during a pull about once a second. A client that hangs up ends only its own call (rule 93).
 func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err error) {
 	s.streams.Add(1)
 	defer s.streams.Add(-1)
 	leave := o.Follow()
 	defer func() { leave(c.cancelled(err)) }()
+	var state queue.State
 	seen := 0
 	if first != nil {
-		seen = queue.FirstVersion
-		if err := s.send(c, o, *first); err != nil {
+		state, seen = *first, queue.FirstVersion
+		if err := s.send(c, o, state); err != nil {
 			return err
 		}
 	}
 	for {
-		ctx, cancel := context.WithTimeout(c.Context(), s.silence())
+		ctx, cancel := context.WithTimeout(c.Context(), s.silence(state))
+		var version int
 		// An error means that ctx has ended: the client has left, or the state is to be repeated.
-		state, version, _ := o.Wait(ctx, seen)
+		state, version, _ = o.Wait(ctx, seen)
 		cancel()
 		if err := c.Context().Err(); err != nil {
 			return status.FromContextError(err).Err()
@@ -229,13 +235,19 @@ func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err e
 	}
 }
 
-// silence returns the time after which a stream repeats its state.
-func (s *server) silence() time.Duration {
+// silence returns the time after which a stream repeats this state.
+func (s *server) silence(state queue.State) time.Duration {
 	const (
 		few     = 20_000 // streams that repeat at KeepaliveInterval
 		longest = 2.5    // times KeepaliveInterval: 50 seconds, as many proxies end a stream after a minute
+		rate    = 1000   // messages per second about pulls
 	)
-	return time.Duration(float64(s.KeepaliveInterval) * min(max(1, float64(s.streams.Load())/few), longest))
+	streams := float64(s.streams.Load())
+	silence := time.Duration(float64(s.KeepaliveInterval) * min(max(1, streams/few), longest))
+	if state.Pulling != "" && s.Progress != nil {
+		silence = min(silence, time.Duration(float64(time.Second)*max(1, streams/rate)))
+	}
+	return silence
 }
 
 // cancelled reports whether err, with which a call ends, means that the client has cancelled it, as opposed to a
@@ -277,6 +289,15 @@ func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.An
 	if !state.Began.IsZero() {
 		partial.Worker = response.OneLine(state.Worker)
 		partial.WorkerStartTimestamp = timestamppb.New(state.Began)
+	}
+	if state.Pulling != "" && s.Progress != nil {
+		if pull := s.Progress(o.Info().Instance, state.Pulling); pull != nil {
+			packed, err := anypb.New(pull)
+			if err != nil {
+				return nil, err
+			}
+			partial.AuxiliaryMetadata = append(partial.AuxiliaryMetadata, packed)
+		}
 	}
 	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{
 		Stage:                    state.Stage,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -15,7 +16,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// TestManyStreamsRepeatLessOften: 150,000 waiting clients get 3,000 repetitions per second, not 7,500.
+// TestManyStreamsRepeatLessOften: 150,000 waiting clients get 3,000 repetitions per second, not 7,500. The progress of
+// pulls is repeated once a second, to 1,000 clients in all.
 func TestManyStreamsRepeatLessOften(t *testing.T) {
 	t.Parallel()
 	s := &server{Config: Config{KeepaliveInterval: 20 * time.Second}}
@@ -23,7 +25,16 @@ func TestManyStreamsRepeatLessOften(t *testing.T) {
 		1: 20 * time.Second, 20_000: 20 * time.Second, 30_000: 30 * time.Second, 150_000: 50 * time.Second,
 	} {
 		s.streams.Store(streams)
-		expect.Equal(t, s.silence(), want, "%d streams", streams)
+		expect.Equal(t, s.silence(queue.State{Pulling: "an image"}), want, "%d streams without progress", streams)
+	}
+	s.Progress = func(string, string) *cloisterpb.ImagePull { return nil }
+	for streams, want := range map[int64]time.Duration{
+		1: time.Second, 10_000: 10 * time.Second, 150_000: 50 * time.Second,
+	} {
+		s.streams.Store(streams)
+		expect.Equal(t, s.silence(queue.State{Pulling: "an image"}), want, "%d streams during a pull", streams)
+		expect.That(t, s.silence(queue.State{}) >= s.KeepaliveInterval, "%d streams that wait for something else: got %v", streams,
+			s.silence(queue.State{}))
 	}
 }
 

@@ -88,8 +88,10 @@ func (q *Queue) prepareJobs() {
 
 		q.arrived.Done(&j.item)
 		if e.outcome == nil && e.fault == nil && j.req.Pull != nil {
-			q.pulling++
-			j.advance(j.ops, repb.ExecutionStage_QUEUED)
+			q.pulling[j] = true
+			for o := range j.ops {
+				o.change(State{Stage: repb.ExecutionStage_QUEUED, Pulling: j.req.Task.Image})
+			}
 			q.wg.Go(func() { q.pull(ctx, cancel, j) })
 			continue
 		}
@@ -106,7 +108,7 @@ func (q *Queue) pull(ctx context.Context, cancel context.CancelFunc, j *job) {
 	e := q.endOf(&j.req.Task, nil, err)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.pulling--
+	delete(q.pulling, j)
 	q.prepared(j, e)
 	q.checkEmpty()
 }

@@ -55,6 +55,8 @@ type State struct {
 	// Stage is CACHE_CHECK until the request is prepared, then QUEUED, also during its Pull, EXECUTING and COMPLETED;
 	// each except the last may be skipped. An action lost with its worker is QUEUED again.
 	Stage repb.ExecutionStage_Value
+	// Pulling is the image that the action waits for, Task.Image, during its Pull; otherwise it is empty.
+	Pulling string
 	// Began is when a slot took the action, and Worker the slot's worker; zero if none did.
 	Began  time.Time
 	Worker string

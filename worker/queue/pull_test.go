@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -18,6 +19,7 @@ import (
 func pulls(done <-chan struct{}, err error) func(*queue.Request) {
 	return func(r *queue.Request) {
 		r.Prepare = func(_ context.Context, r *queue.Request) (*worker.Outcome, error) {
+			r.Task.Image = "tools"
 			r.Pull = func(ctx context.Context) error {
 				select {
 				case <-done:
@@ -39,7 +41,10 @@ func TestPullHoldsNoSlot(t *testing.T) {
 		refused := submit(t, q, "refused", pulls(failed, &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("unknown manifest")}))
 		for _, o := range []*queue.Operation{first, second, refused} {
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
+			expect.Equal(t, state(t, o).Pulling, "tools", "Pulling")
 		}
+		d := q.Demands()
+		expect.That(t, len(d) == 1 && d[0].Queued == 3 && d[0].Unmet != "", "Demands = %+v, want one of three actions, with a reason", d)
 		other := submit(t, q, "other", answer(nil, nil))
 		expect.Equal(t, q.Stats(), (queue.Stats{Queued: 3, Running: 1, Slots: 1, Working: 1}), "Stats")
 		e.release("other")
@@ -48,6 +53,12 @@ func TestPullHoldsNoSlot(t *testing.T) {
 		wantFault(t, refused, worker.FaultUnmet)
 		wantCounts(t, e, 1, 0, 0)
 		close(done)
+		synctest.Wait()
+		for _, o := range []*queue.Operation{first, second} {
+			expect.Equal(t, state(t, o).Pulling, "", "Pulling afterwards")
+		}
+		d = q.Demands()
+		expect.That(t, len(d) == 1 && d[0].Queued == 1 && d[0].Unmet == "", "Demands = %+v, want one action", d)
 		e.release("first", "second")
 		wantStage(t, first, repb.ExecutionStage_COMPLETED)
 		wantStage(t, second, repb.ExecutionStage_COMPLETED)

@@ -85,8 +85,8 @@ type Queue struct {
 
 	mu             sync.Mutex // guards the fields below and those of each job and Operation
 	arrived, ready fairqueue.Queue[*job]
-	toPrepare      sync.Cond // arrived may have a job
-	pulling        int       // jobs whose Pull runs
+	toPrepare      sync.Cond     // arrived may have a job
+	pulling        map[*job]bool // jobs whose Pull runs
 	seq            uint64
 	flights        map[flightKey]*job    // jobs that equal actions may share
 	ops            map[string]*Operation // by name
@@ -130,6 +130,7 @@ func New(c Config) (*Queue, error) {
 		drained:   make(map[string]*drain),
 		undrained: make(map[string]bool),
 		unwanted:  make(map[*job]bool),
+		pulling:   make(map[*job]bool),
 		started:   time.Now(),
 	}
 	q.restoreDrains(c.Drains)
@@ -211,7 +212,7 @@ func (q *Queue) Stats() Stats {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := q.stats
-	s.Queued = q.arrived.Waiting() + q.arrived.InService() + q.pulling + q.ready.Waiting()
+	s.Queued = q.arrived.Waiting() + q.arrived.InService() + len(q.pulling) + q.ready.Waiting()
 	s.Running = q.ready.InService()
 	s.Oldest = q.arrived.Oldest()
 	if t := q.ready.Oldest(); s.Oldest.IsZero() || !t.IsZero() && t.Before(s.Oldest) {
@@ -284,7 +285,7 @@ func (q *Queue) Close() {
 // checkEmpty closes q.empty once a draining queue has no job.
 func (q *Queue) checkEmpty() {
 	if !q.draining || q.closed() ||
-		q.arrived.Waiting()+q.arrived.InService()+q.pulling+q.ready.Waiting()+q.ready.InService() > 0 {
+		q.arrived.Waiting()+q.arrived.InService()+len(q.pulling)+q.ready.Waiting()+q.ready.InService() > 0 {
 		return
 	}
 	close(q.empty)

@@ -104,22 +104,21 @@ func (s *Slot) state() SlotState {
 	return state
 }
 
-// A Demand counts the queued actions of one instance with equal demands.
+// A Demand counts the queued actions of one instance with equal demands, including those whose Pull runs.
 type Demand struct {
 	Instance   string
 	Properties []worker.Property
 	Queued     int
-	// Unmet is the reason why no worker, busy or idle, may take any of them now; "" if one may.
+	// Unmet is the reason why no worker, busy or idle, may take any of them now, such as a Pull; "" if one may.
 	Unmet string
 }
 
-// Demands returns the demands of all actions that wait for a slot.
+// Demands returns the demands of all actions that wait for an image or a slot.
 func (q *Queue) Demands() []Demand {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var all []Demand
-	for _, b := range q.ready.Buckets() {
-		j := b.Peek()
+	add := func(j *job, queued int, unmet string) {
 		i := slices.IndexFunc(all, func(d Demand) bool {
 			return d.Instance == j.req.Task.Instance && slices.Equal(d.Properties, j.req.Demands)
 		})
@@ -127,9 +126,15 @@ func (q *Queue) Demands() []Demand {
 			i = len(all)
 			all = append(all, Demand{Instance: j.req.Task.Instance, Properties: slices.Clone(j.req.Demands)})
 		}
-		all[i].Queued += b.Len()
-		if all[i].Unmet == "" {
-			all[i].Unmet = q.unmet(j)
+		all[i].Queued += queued
+		all[i].Unmet = cmp.Or(all[i].Unmet, unmet)
+	}
+	for _, b := range q.ready.Buckets() {
+		add(b.Peek(), b.Len(), q.unmet(b.Peek()))
+	}
+	for j := range q.pulling {
+		if len(j.ops) > 0 {
+			add(j, 1, "their container image is being pulled")
 		}
 	}
 	slices.SortFunc(all, func(a, b Demand) int {

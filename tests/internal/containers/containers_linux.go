@@ -11,12 +11,14 @@ import (
 	"io"
 	"log"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -32,8 +34,18 @@ import (
 )
 
 // Registry serves an empty registry on loopback until the test ends, and returns its host and port.
-func Registry(t testing.TB) string {
-	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+func Registry(t testing.TB) string { return HeldRegistry(t, new(sync.RWMutex)) }
+
+// HeldRegistry is Registry, but it sends no blobs while gate is locked.
+func HeldRegistry(t testing.TB, gate *sync.RWMutex) string {
+	blobs := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
+			gate.RLock()
+			defer gate.RUnlock()
+		}
+		blobs.ServeHTTP(w, r)
+	}))
 	t.Cleanup(server.Close)
 	return strings.TrimPrefix(server.URL, "http://")
 }

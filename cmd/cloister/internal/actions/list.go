@@ -211,6 +211,7 @@ type Execution struct {
 	Operation  string  `json:"operation,omitempty"`
 	Action     string  `json:"action"`
 	Stage      string  `json:"stage"`
+	Pull       *Pull   `json:"pull,omitempty"`
 	Status     string  `json:"status,omitempty"` // when ended: OK, or an error code
 	ExitCode   *int32  `json:"exit_code,omitempty"`
 	Cached     bool    `json:"cached,omitempty"`
@@ -231,6 +232,13 @@ type Execution struct {
 	Verdict    string `json:"verdict,omitempty"`
 	Manifest   string `json:"manifest,omitempty"`
 	StableHash string `json:"stable_hash,omitempty"`
+}
+
+// A Pull is the pull of a container image that a queued action waits for.
+type Pull struct {
+	Image string `json:"image"` // with its digest
+	Read  int64  `json:"read_bytes"`
+	Total int64  `json:"total_bytes"` // 0: not known yet
 }
 
 // executionOf converts an operation of any server.
@@ -254,8 +262,11 @@ func executionOf(op *longrunningpb.Operation) (Execution, error) {
 	e.times(m.PartialExecutionMetadata)
 	for _, aux := range m.PartialExecutionMetadata.GetAuxiliaryMetadata() {
 		var who repb.RequestMetadata
+		var pull cloisterpb.ImagePull
 		if aux.UnmarshalTo(&who) == nil {
 			e.Target, e.Mnemonic, e.Invocation = who.TargetId, who.ActionMnemonic, who.ToolInvocationId
+		} else if aux.UnmarshalTo(&pull) == nil {
+			e.Pull = &Pull{pull.Pinned, pull.ReadBytes, pull.TotalBytes}
 		}
 	}
 	if !op.Done {
@@ -342,6 +353,13 @@ func (e *Execution) line(wide, coloured bool) string {
 	if e.Instance != "" {
 		line += "  in " + render.Quote(e.Instance)
 	}
+	if e.Pull != nil {
+		image, digest, _ := strings.Cut(e.Pull.Image, "@")
+		if wide {
+			image += "@" + digest
+		}
+		line += "  image " + render.Quote(image)
+	}
 	if e.Caller != "" {
 		line += "  by " + render.Quote(e.Caller)
 	}
@@ -363,6 +381,10 @@ func (e *Execution) Differs() bool { return e.Verdict == "differs" || e.Verdict 
 // State returns the state or the end of the execution.
 func (e *Execution) State() string {
 	switch {
+	case e.Pull != nil && e.Pull.Total > 0:
+		return fmt.Sprintf("pulling %d%%", 100*e.Pull.Read/e.Pull.Total)
+	case e.Pull != nil:
+		return "pulling"
 	case e.Status == "":
 		return strings.ToLower(e.Stage)
 	case e.Verdict != "":

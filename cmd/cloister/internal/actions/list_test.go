@@ -37,6 +37,14 @@ func TestLines(t *testing.T) {
 	}{
 		{Execution{Stage: "QUEUED", Action: digest}, "queued             -              -  0123456789ab  -           -"},
 		{
+			Execution{Stage: "QUEUED", Action: digest, Pull: &Pull{Image: "example.com/tools@sha256:1f"}},
+			"pulling            -              -  0123456789ab  -           -  image example.com/tools",
+		},
+		{
+			Execution{Stage: "QUEUED", Action: digest, Pull: &Pull{"example.com/tools@sha256:1f", 3 << 40, 4 << 40}},
+			"pulling 75%        -              -  0123456789ab  -           -  image example.com/tools",
+		},
+		{
 			Execution{Status: "OK", ExitCode: &zero, Ran: 1.5, Action: "blake3:" + digest, Invocation: "5f1d6c0e-3b0a", Mnemonic: "Copy"},
 			"exit 0             miss        1.5s  blake3:0123456789ab  5f1d6c0e    Copy",
 		},

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/imageservice"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
 )
@@ -95,6 +97,11 @@ func (p *Provider) Root(ctx context.Context, instance, pinned string, stale cas.
 		env = e.Env
 	}
 	return e.Root, env, nil
+}
+
+// Progress returns the current pull of a pinned image, or nil. Package service shows it to clients.
+func (p *Provider) Progress(instance, pinned string) *cloisterpb.ImagePull {
+	return imageservice.PullMessage(p.Library.Progress(instance, pinned))
 }
 
 // advise adds the operator's options to the refusal of a registry.

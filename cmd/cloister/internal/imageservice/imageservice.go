@@ -68,7 +68,7 @@ func (s *server) List(_ context.Context, req *cloisterpb.ListImagesRequest) (*cl
 	}
 	for _, p := range s.Library.Pulling() {
 		if req.AllInstances || p.Instance == req.InstanceName {
-			m.Pulls = append(m.Pulls, pullMessage(&p))
+			m.Pulls = append(m.Pulls, PullMessage(&p))
 		}
 	}
 	return m, nil
@@ -102,7 +102,7 @@ func (s *server) Pull(
 		case <-tick.C:
 			if p := s.pulling(req.InstanceName, ref); p != nil {
 				// If the client is gone, the context ends.
-				_ = to.Send(&cloisterpb.PullImageResponse{Progress: pullMessage(p)})
+				_ = to.Send(&cloisterpb.PullImageResponse{Progress: PullMessage(p)})
 			}
 		}
 	}
@@ -189,7 +189,11 @@ func message(e *image.Entry) *cloisterpb.ContainerImage {
 	}
 }
 
-func pullMessage(p *image.Pulling) *cloisterpb.ImagePull {
+// PullMessage returns p as a message, nil for nil.
+func PullMessage(p *image.Pulling) *cloisterpb.ImagePull {
+	if p == nil {
+		return nil
+	}
 	return &cloisterpb.ImagePull{
 		InstanceName: p.Instance, Pinned: p.Pinned, Started: timestamppb.New(p.Started),
 		ReadBytes: p.Read, TotalBytes: p.Total, Waiting: int64(p.Waiting),
