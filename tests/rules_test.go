@@ -587,7 +587,6 @@ var skips = map[string]int{
 	"sandbox/namespace/lacking_linux_test.go":       1, // tests that run only as a child process
 	"sandbox/namespace/namespace_test.go":           1, // ordinary users run the same in another test
 	"tests/bazel/bazel_linux_test.go":               1,
-	"tests/bazel/self_linux_test.go":                1, // make self-build
 	"tests/escape/escape_linux_test.go":             1,
 	"tests/escape/gvisor_linux_test.go":             1, // attacks on the host's kernel
 	"tests/escape/neighbours_linux_test.go":         1, // make neighbours

@@ -15,6 +15,8 @@ go mod vendor -o "$1/vendor"
 mkdir "$1/packages"
 cp -r $(go list -f '{{.Dir}}' ./... | sed "s,^$PWD/,,; s,/.*,," | sort -u) "$1/packages"
 find "$1/vendor" "$1/packages" '(' -name BUILD -o -name BUILD.bazel -o -name WORKSPACE -o -name '*_test.go' ')' -delete
+CGO_ENABLED=0 go list -deps -test -f '{{if .GoFiles}}{{if not .ForTest}}{{if ne .Name "main"}}{{.ImportPath}}{{end}}{{end}}{{end}}' \\
+	${GO_PACKAGES:-./...} > "$1/compiled.txt"
 go env GOROOT"""
     done = ctx.execute(["sh", "-c", script, "sh", str(ctx.path("."))], working_directory = str(root))
     if done.return_code:
@@ -25,13 +27,23 @@ package(default_visibility = ["//visibility:public"])
 
 go_library(name = "modules")
 
-go_compiled(name = "compiled", srcs = glob(["go.mod", "vendor/**"]), packages = glob(["packages/**"]), root = "%s")
+go_compiled(
+    name = "compiled",
+    srcs = glob(["go.mod", "vendor/**"]),
+    packages = glob(["compiled.txt", "packages/**"]),
+    root = "%s",
+)
 """ % done.stdout.strip())
 
 _go_modules = repository_rule(
     _go_modules_impl,
     attrs = {"go_mod": attr.label(), "go_sum": attr.label()},
-    environ = ["GOROOT", "GOTOOLCHAIN", "PATH"],  # which select the Go that compiles
+    environ = [
+        "GO_PACKAGES",  # patterns of packages that are compiled once, with what they and their tests import
+        "GOROOT",
+        "GOTOOLCHAIN",
+        "PATH",
+    ],
 )
 
 def _repository(module):

@@ -2,8 +2,8 @@
 
 """A minimal stand-in for rules_go without a download, for remote builds on Linux with the host's Go.
 
-A binary or test is one action that runs the go command. All packages, and those of the standard library that they
-import, are compiled once, in @go_modules//:compiled. A library is only a set of sources; nothing compiles it alone.
+A binary or test is one action that runs the go command. What most of them need is compiled once, in
+@go_modules//:compiled. A library is only a set of sources; nothing compiles it alone.
 """
 
 GoSources = provider("A package and its dependencies.", fields = {"files": "their sources"})
@@ -17,12 +17,20 @@ _sources = {
     "importpath": attr.string(),
 }
 
-_go = """set -eu
-trap 'rm go.mod vendor' EXIT
-ln -s external/go_modules/go.mod external/go_modules/vendor .
+_go = """ln -s "$root"/external/go_modules/go.mod "$root"/external/go_modules/vendor .
 export CGO_ENABLED=0 GOCACHE="$(mktemp -d)" GOENV=off GOTOOLCHAIN=local
 export GODEBUG=goindex=0 GOFLAGS='-mod=vendor -trimpath -buildvcs=false'
 PATH="%s/bin:$PATH"
+"""
+
+# The shell commands before _go choose where the go command runs: below the sources, or in a directory of its own.
+_here = """set -eu
+root=$PWD
+trap 'rm go.mod vendor' EXIT
+"""
+_elsewhere = """set -eu
+root=$PWD
+cd "$(mktemp -d)"
 """
 
 def _collect(ctx):
@@ -38,22 +46,21 @@ def _go_compiled_impl(ctx):
     cache = ctx.actions.declare_directory(ctx.label.name)
     go = _go % ctx.attr.root
 
-    # Each entry ends with the time at which it was made, in nanoseconds.
+    # Each entry of the cache ends with the time at which it was made, in nanoseconds.
     ctx.actions.run_shell(
         inputs = ctx.files.srcs + ctx.files.packages,
         outputs = [cache],
-        command = go + """cp -r external/go_modules/packages/* .
-packages=$(grep -v '^#' vendor/modules.txt)
-go build $(go list -e -f '{{if .GoFiles}}{{if ne .Name "main"}}{{.ImportPath}}{{end}}{{end}}' $packages ./...)
+        command = _elsewhere + go + """cp -r "$root"/external/go_modules/packages/* .
+go build $(cat "$root"/external/go_modules/compiled.txt)
 find "$GOCACHE" -name '*-a' -exec sed -i 's/[0-9]\\{19\\}$/1000000000000000000/' {} +
-mkdir -p '%s' && cp -r "$GOCACHE"/?? "$_"
+mkdir -p "$root"/'%s' && cp -r "$GOCACHE"/?? "$_"
 """ % cache.path,
         mnemonic = "GoModules",
     )
 
     # The go command updates the times of entries that it uses.
     return [GoCompiled(
-        go = go + "cp -r --no-preserve=mode '%s'/* \"$GOCACHE\"\n" % cache.path,
+        go = _here + go + "cp -r --no-preserve=mode '%s'/* \"$GOCACHE\"\n" % cache.path,
         files = depset([cache] + ctx.files.srcs),
     )]
 
