@@ -7,6 +7,7 @@ package placement
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -155,32 +156,42 @@ func (w *workspace) Close() error {
 	return errors.Join(w.root.Close(), removeTree(w.dir))
 }
 
-// removeTree removes a directory whatever the modes of the directories in it, as the run's user can.
+// removeTree removes a directory, whatever the modes and the depth of the directories in it, as the run's user can.
 func removeTree(dir string) error {
-	err := os.RemoveAll(dir)
-	if err == nil {
-		return nil
+	if root, err := os.OpenRoot(dir); err == nil { // otherwise RemoveAll has the error
+		flatten(root)
+		_ = root.Close()
 	}
-	root, openErr := os.OpenRoot(dir)
-	if openErr != nil {
-		return err
-	}
-	unlock(root, ".")
-	return errors.Join(root.Close(), os.RemoveAll(dir))
+	return os.RemoveAll(dir)
 }
 
-// unlock makes the directories at and below name writable as far as that is possible.
-func unlock(root *os.Root, name string) {
-	_ = root.Chmod(name, 0o700)
-	d, err := root.Open(name)
-	if err != nil {
-		return
+// maxDepth is how many levels of directories RemoveAll may find, since it holds a descriptor for each.
+const maxDepth = 16
+
+// flatten makes the directories of a tree writable as far as that is possible, and moves those at maxDepth up to root,
+// with what is below them.
+func flatten(root *os.Root) {
+	type subdirectory struct {
+		name  string
+		depth int
 	}
-	defer d.Close()
-	entries, _ := d.ReadDir(-1) // RemoveAll reports what is left
-	for _, e := range entries {
-		if e.IsDir() {
-			unlock(root, filepath.Join(name, e.Name()))
+	for left := []subdirectory{{".", 0}}; len(left) > 0; {
+		dir := left[len(left)-1]
+		left = left[:len(left)-1]
+		_ = root.Chmod(dir.name, 0o700)
+		if up := rand.Text(); dir.depth >= maxDepth && root.Rename(dir.name, up) == nil {
+			dir = subdirectory{up, 1}
+		}
+		d, err := root.Open(dir.name)
+		if err != nil {
+			continue
+		}
+		entries, _ := d.ReadDir(-1) // RemoveAll reports what is left
+		_ = d.Close()
+		for _, e := range entries {
+			if e.IsDir() {
+				left = append(left, subdirectory{filepath.Join(dir.name, e.Name()), dir.depth + 1})
+			}
 		}
 	}
 }
