@@ -70,8 +70,10 @@ func TestMain(m *testing.M) {
 		fmt.Println(len(all))
 	case "change":
 		fmt.Println(errors.Join(os.Chmod("input", 0o600), os.WriteFile("input", []byte("changed"), 0o600)))
-	case "fill":
-		_ = os.WriteFile("big", make([]byte, 2<<20), 0o600)
+	case "fill": // the file is named below the working directory without changes to its name
+		if wd, err := os.Getwd(); err == nil {
+			_ = os.WriteFile(`\\?\`+wd+`\`+args[1], make([]byte, 2<<20), 0o600)
+		}
 		time.Sleep(time.Hour)
 	}
 }
@@ -234,12 +236,26 @@ func TestTimeoutStopsTheRun(t *testing.T) {
 }
 
 func TestOutputsAreLimited(t *testing.T) {
+	outputsAreLimited(t, "big", "big.", "big ")
+}
+
+func outputsAreLimited(t *testing.T, names ...string) {
 	b := newBackend(t)
-	spec, _ := newSpec(b, "fill")
-	spec.Limits.OutputBytes = 1 << 20
-	if res, _ := runSpec(t, b, spec); res.Exceeded == nil || res.Exceeded.Subject != string(sandbox.LimitOutputBytes) {
-		t.Errorf("got %+v, want the limit of output bytes", res)
+	for _, name := range names {
+		spec, _ := newSpec(b, "fill", name)
+		spec.Limits.OutputBytes, spec.Timeout = 1<<20, time.Minute
+		if res, _ := runSpec(t, b, spec); res.Exceeded == nil || res.Exceeded.Subject != string(sandbox.LimitOutputBytes) {
+			t.Errorf("%q: got %+v, want the limit of output bytes", name, res)
+		}
 	}
+}
+
+// TestStreamsAreLimited needs Windows itself: Wine has no streams.
+func TestStreamsAreLimited(t *testing.T) {
+	if wine() {
+		sandboxtest.Unavailable(t, "windows", "Wine has no streams of files")
+	}
+	outputsAreLimited(t, "file:stream")
 }
 
 func TestChangedInputIsAnError(t *testing.T) {

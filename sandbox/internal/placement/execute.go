@@ -65,7 +65,7 @@ func (h *Host) Run(ctx context.Context, f *sandbox.Features, spec *sandbox.Spec,
 		}
 	}
 	if err == nil && res.Exceeded == nil {
-		res.Exceeded = r.exceeded()
+		res.Exceeded = r.exceeded(true)
 	}
 	if res.Exceeded != nil {
 		res.Events = append(res.Events, *res.Exceeded)
@@ -101,7 +101,7 @@ func (h *Host) Await(ctx context.Context, r *Run, res *sandbox.Result, exited <-
 			return fmt.Errorf("%w, with every run in it", sandbox.ErrClosed)
 		case <-tick.C:
 			if res.Exceeded = check(); res.Exceeded == nil {
-				res.Exceeded = r.exceeded()
+				res.Exceeded = r.exceeded(false)
 			}
 			if res.Exceeded != nil {
 				return nil

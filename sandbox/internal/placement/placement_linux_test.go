@@ -3,12 +3,18 @@
 package placement
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"golang.org/x/sys/unix"
 )
 
 // TestDeepTreesAreRemoved: neither the depth of a tree nor its modes keep a workspace, and removing it leaves the worker
@@ -39,4 +45,74 @@ func TestDeepTreesAreRemoved(t *testing.T) {
 	must.Succeed(t, err)
 	_, err = os.Lstat(ws.Name())
 	expect.Error(t, err, os.ErrNotExist, "the workspace")
+}
+
+// TestMovedOutputsAreNotHidden: a process that renames the directories above a file during every measurement hides it
+// from some, but not when the run has ended.
+func TestMovedOutputsAreNotHidden(t *testing.T) {
+	h, ws, spec := newRun(t)
+	spec.Limits.OutputBytes = 1 << 20
+	r := must.Get(h.Place(spec))(t)
+	var moving sync.WaitGroup
+	stop := make(chan struct{})
+	dir := must.Get(ws.Root().OpenRoot("out"))(t)
+	for range 6 {
+		must.Succeed(t, dir.Mkdir("a", 0o700))
+		above := dir
+		dir = must.Get(dir.OpenRoot("a"))(t)
+		moving.Go(func() {
+			for from, to := "a", "b"; ; from, to = to, from {
+				select {
+				case <-stop:
+					_ = above.Close()
+					return
+				default:
+					_ = above.Rename(from, to)
+				}
+			}
+		})
+	}
+	must.Succeed(t, dir.WriteFile("big", make([]byte, 2<<20), 0o600))
+	missed := 0
+	for range 200 {
+		if r.exceeded(true) == nil {
+			missed++
+		}
+	}
+	close(stop)
+	moving.Wait()
+	must.Succeed(t, dir.Close())
+	expect.Equal(t, missed, 0, "measurements of 200 that missed the file")
+	must.Succeed(t, r.Restore())
+}
+
+// TestEndOfTheRunDecides: output that appears after the last measurement of the run counts.
+func TestEndOfTheRunDecides(t *testing.T) {
+	h, ws, spec := newRun(t)
+	spec.Limits.OutputBytes, spec.Audit, spec.Accept = 1<<20, sandbox.AuditOff, "test"
+	f := &sandbox.Features{Backend: "test", Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditOff}, Lower: true, SameUser: true, ListenControl: true}
+	res, err := h.Run(t.Context(), f, spec, sandbox.Stdio{}, func(*Run, string, *sandbox.Result) error {
+		return ws.Root().WriteFile("out/big", make([]byte, 2<<20), 0o600)
+	})
+	must.Succeed(t, err)
+	if e := res.Exceeded; e == nil || e.Subject != string(sandbox.LimitOutputBytes) {
+		t.Errorf("got %v, want the limit of output bytes", e)
+	}
+}
+
+// TestAttributesCount: what a run stores beside the contents of files counts. macOS has resource forks there.
+func TestAttributesCount(t *testing.T) {
+	h, ws, spec := newRun(t)
+	spec.Limits.OutputBytes = 1000
+	r := must.Get(h.Place(spec))(t)
+	expect.That(t, r.exceeded(true) == nil, "before: %v", r.exceeded(true))
+	err := unix.Setxattr(filepath.Join(ws.Name(), "out/src"), "user.big", make([]byte, 1500), 0)
+	if errors.Is(err, unix.ENOTSUP) {
+		sandboxtest.Unavailable(t, "tmpfs", err)
+	}
+	must.Succeed(t, err)
+	if e := r.exceeded(true); e == nil || e.Subject != string(sandbox.LimitOutputBytes) {
+		t.Errorf("got %v, want the limit of output bytes", e)
+	}
+	must.Succeed(t, r.Restore())
 }

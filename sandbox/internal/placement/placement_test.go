@@ -124,14 +124,14 @@ func TestOutputsAreMeasured(t *testing.T) {
 	h, ws, spec := newRun(t)
 	spec.Limits.OutputBytes, spec.Limits.OutputFiles = 20, 4
 	r := must.Get(h.Place(spec))(t)
-	if e := r.exceeded(); e != nil {
+	if e := r.exceeded(true); e != nil {
 		t.Errorf("before the run: %s", e)
 	}
 	for _, c := range []struct{ file, subject string }{
 		{filepath.Join(ws.Name(), "out/big"), "output bytes"}, {filepath.Join(r.Writable[1], "big"), "room in /tmp"},
 	} {
 		must.Succeed(t, os.WriteFile(c.file, []byte(strings.Repeat("x", 101)), 0o600))
-		if e := r.exceeded(); e == nil || e.Subject != c.subject {
+		if e := r.exceeded(true); e == nil || e.Subject != c.subject {
 			t.Errorf("%s: got %v, want %s", c.file, e, c.subject)
 		}
 		must.Succeed(t, os.Remove(c.file))
@@ -139,7 +139,7 @@ func TestOutputsAreMeasured(t *testing.T) {
 	for _, name := range []string{"1", "2", "3"} {
 		must.Succeed(t, ws.Root().Mkdir("out/"+name, 0o700))
 	}
-	if e := r.exceeded(); e == nil || e.Subject != "output files" {
+	if e := r.exceeded(true); e == nil || e.Subject != "output files" {
 		t.Errorf("got %v, want the limit of output files", e)
 	}
 	must.Succeed(t, r.Restore())
@@ -149,7 +149,7 @@ func TestOutputsAreMeasured(t *testing.T) {
 func TestUnmeasurableOutputsExceedTheirLimit(t *testing.T) {
 	h, ws, spec := newRun(t)
 	r := must.Get(h.Place(spec))(t)
-	expect.That(t, r.exceeded() == nil, "before the run: %v", r.exceeded())
+	expect.That(t, r.exceeded(true) == nil, "before the run: %v", r.exceeded(true))
 	hide := map[string]func(dir *os.Root) error{
 		"deep": func(dir *os.Root) error { // its path is longer than any that the kernel accepts
 			name := strings.Repeat("d", 200)
@@ -174,7 +174,7 @@ func TestUnmeasurableOutputsExceedTheirLimit(t *testing.T) {
 		for where, subject := range map[string]string{filepath.Join(ws.Name(), "out"): "output bytes", r.Writable[1]: "room in /tmp"} {
 			dir := must.Get(os.OpenRoot(where))(t)
 			must.Succeed(t, f(dir))
-			e := r.exceeded()
+			e := r.exceeded(true)
 			if e == nil || e.Subject != subject || !strings.Contains(e.Actual, "not measurable") {
 				t.Errorf("%s in %s: got %v, want an exceeded limit", name, where, e)
 			}

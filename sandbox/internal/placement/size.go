@@ -5,7 +5,6 @@ package placement
 import (
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -15,11 +14,12 @@ import (
 var Limits = []sandbox.Limit{sandbox.LimitOutputBytes, sandbox.LimitOutputFiles}
 
 // exceeded returns the event for a limit of the outputs, the workspace or a temporary directory that the run exceeds
-// now, or nil. It measures the files on disk, so a run can exceed a limit until the next call, and with deleted files
-// that it keeps open. A tree that cannot be measured exceeds its limit, because a run could hide files in it.
-func (r *Run) exceeded() *sandbox.Event {
+// now, or nil. It measures the files on disk. While the run lasts, that is a warning only: a run can exceed a limit until
+// the next call, with deleted files that it keeps open, and with files that it moves meanwhile. When it has ended, the
+// result counts. A tree that cannot be measured exceeds its limit, because a run could hide files in it.
+func (r *Run) exceeded(ended bool) *sandbox.Event {
 	for i, dir := range r.temps {
-		bytes, _, err := size(dir)
+		bytes, _, err := size(dir, ended)
 		if err != nil || bytes > r.spec.Temp[i].Bytes {
 			e := event(sandbox.LimitOutputBytes, bytes, r.spec.Temp[i].Bytes, err)
 			e.Subject = "room in " + r.spec.Temp[i].Target
@@ -39,7 +39,7 @@ func (r *Run) exceeded() *sandbox.Event {
 	}
 	var err error
 	for _, o := range r.spec.Outputs {
-		b, f, sizeErr := size(filepath.Join(r.ws.dir, filepath.FromSlash(o.Source)))
+		b, f, sizeErr := size(filepath.Join(r.ws.dir, filepath.FromSlash(o.Source)), ended)
 		bytes, files, err = bytes+b, files+f, errors.Join(err, sizeErr)
 	}
 	switch {
@@ -76,21 +76,21 @@ func lower(a, b int64) int64 {
 	return min(a, b)
 }
 
-// size returns the bytes and the number of entries below dir, which may change meanwhile: what was removed does not
-// count, and everything else that cannot be read is an error. The sizes come from the files, because Windows updates
-// those in directories late.
-func size(dir string) (bytes, files int64, err error) {
+// size returns the bytes and the number of entries below dir, as the file system has them. What cannot be read is an
+// error. So is what disappears meanwhile if the run has ended: a process that is left hides files by renaming
+// directories.
+func size(dir string, ended bool) (bytes, files int64, err error) {
+	dir = verbatim(dir)
 	err = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
-		if err == nil && p != dir {
-			var info fs.FileInfo
-			if info, err = os.Lstat(p); err == nil {
-				files++
-				if info.Mode().IsRegular() {
-					bytes += info.Size()
-				}
-			}
+		if err == nil {
+			var n int64
+			n, err = fileBytes(p)
+			bytes += n
 		}
-		if errors.Is(err, fs.ErrNotExist) {
+		if err == nil && p != dir {
+			files++
+		}
+		if errors.Is(err, fs.ErrNotExist) && (!ended || p == dir) {
 			err = nil
 		}
 		return err

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !windows
+
+package placement
+
+import (
+	"errors"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// verbatim returns the path by which the system looks up every name as it is.
+func verbatim(dir string) string { return dir }
+
+// fileBytes returns the size of a file with its extended attributes, one of which is the resource fork of macOS.
+func fileBytes(name string) (int64, error) {
+	info, err := os.Lstat(name)
+	if err != nil {
+		return 0, err
+	}
+	n := int64(0)
+	if info.Mode().IsRegular() {
+		n = info.Size()
+	}
+	length, err := unix.Llistxattr(name, nil)
+	if errors.Is(err, unix.ENOTSUP) {
+		return n, nil
+	}
+	if err != nil || length == 0 {
+		return n, err
+	}
+	names := make([]byte, length+1024)
+	if length, err = unix.Llistxattr(name, names); err != nil {
+		return n, err
+	}
+	for attribute := range strings.SplitSeq(string(names[:length]), "\x00") {
+		// Without a size it is the system's, or was removed meanwhile.
+		if size, err := unix.Lgetxattr(name, attribute, nil); err == nil {
+			n += int64(size)
+		}
+	}
+	return n, nil
+}
