@@ -26,13 +26,13 @@ func features() sandbox.Features {
 		Audits: []sandbox.Audit{sandbox.AuditOff},
 		Lower:  true, SameUser: true,
 		Gaps: []string{"reading and changing the files of this user", "reaching the network", "attacks on the worker's process",
-			"processes that it starts through another process or a service", "output hidden in streams and in names that Windows changes"},
+			"processes that it starts through another process or a service"},
 		Checks: []sandbox.Check{
 			{Name: "files", Detail: "not confined: runs read and write what this user may; a run that changes its inputs has no result"},
 			{Name: "network", Detail: "not confined: runs reach every network; an action that may not use loopback is refused"},
 			{Name: "worker", Detail: "not protected: runs have its user, and may open, change or end its process"},
 			{Name: "private paths", Detail: "runs see the paths of this host"},
-			{Name: "limits", Detail: "threads are not counted; outputs are measured during the run"},
+			{Name: "limits", Detail: "threads are not counted; outputs are measured during the run and after it"},
 			{Name: "syscall monitor", Detail: "attempts are not recorded"},
 		},
 	}

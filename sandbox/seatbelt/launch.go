@@ -3,7 +3,6 @@
 package seatbelt
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -17,29 +16,38 @@ import (
 // launcher is the system's program that applies a profile and executes the command in its place.
 const launcher = "/usr/bin/sandbox-exec"
 
+// What every run executes under its profile before the command.
+const (
+	shell    = "/bin/dash"
+	setEnv   = "/usr/bin/env"
+	report   = `echo confined >&3; exec 3>&-; exec "$0" "$@"`
+	confined = "confined\n"
+)
+
 // launch returns the arguments of the shell that sets the limit of open files and becomes sandbox-exec, which reads the
-// profile from a file because profiles with many inputs are longer than arguments may be. The shell runs without a
-// profile, so it must not see the variables of the run, from which shells import functions: env sets them. What it
-// writes to descriptor 3 says why it did not become sandbox-exec; the run never has that descriptor.
-func launch(spec *sandbox.Spec, placed *placement.Run, profile, file string) []string {
-	script := `exec "$0" "$@" 3>&-`
+// profile from a file because profiles with many inputs are longer than arguments may be. Under the profile, another
+// shell writes to descriptor 3 that it is confined, and env sets the variables of the run, some of which would act on the
+// programs before it. The run never has that descriptor.
+func launch(spec *sandbox.Spec, placed *placement.Run, profile, file string) ([]string, error) {
+	if strings.Contains(file, "=") {
+		return nil, fmt.Errorf("%w: the path %s of the program has an equals sign", sandbox.ErrUnsupported, file)
+	}
+	script := `exec "$0" "$@"`
 	if n := spec.Limits.OpenFiles; n != sandbox.Unlimited {
 		script = "ulimit -n " + strconv.FormatInt(n, 10) + " 2>&3 || exit; " + script
 	}
-	return slices.Concat([]string{"-c", script, "/usr/bin/env", "-i", "--"}, placed.Env,
-		[]string{launcher, "-f", profile, file}, placed.Args[1:])
+	return slices.Concat([]string{"-c", script, launcher, "-f", profile, shell, "-c", report, setEnv, "-i", "--"},
+		placed.Env, []string{file}, placed.Args[1:]), nil
 }
 
-// checkEnv refuses the variables that act on sandbox-exec itself, before it applies the profile: those of the dynamic
-// linker and the allocator.
-func checkEnv(env []string) error {
-	for _, v := range env {
-		if strings.HasPrefix(v, "DYLD_") || strings.HasPrefix(v, "Malloc") {
-			name, _, _ := strings.Cut(v, "=")
-			return fmt.Errorf("%w: the variable %s would act outside the sandbox seatbelt", sandbox.ErrUnsupported, name)
-		}
+// launchError returns an error unless the prologue, which is what was written to descriptor 3, says that the run was
+// confined. Then a failure is the command's own; env has the exit codes of a shell for a program that it cannot execute.
+func launchError(prologue, stderr string) error {
+	if prologue == confined {
+		return nil
 	}
-	return nil
+	reason, _, _ := strings.Cut(prologue+stderr, "\n")
+	return fmt.Errorf("start of the run: sandbox-exec did not confine it: %q", reason)
 }
 
 // A head passes on what is written, and keeps its beginning.
@@ -54,25 +62,4 @@ func (h *head) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	return h.w.Write(p)
-}
-
-// Exit codes of sandbox-exec for a wrong profile and a failed system call (sysexits(3)).
-const (
-	exitData   = 65
-	exitSystem = 71
-)
-
-// launchError returns an error if sandbox-exec ended with this exit code instead of executing file: NotExecuted if the
-// kernel refused the file, and otherwise one with its message. A command that imitates a message about its profile
-// fails as an error instead of a result.
-func (h *head) launchError(code int, file string) error {
-	line, _, _ := strings.Cut(string(h.text), "\n")
-	refused := "sandbox-exec: execvp() of '" + file + "' failed: "
-	switch {
-	case code == exitData && strings.HasPrefix(line, "sandbox-exec: "):
-		return errors.New(line)
-	case code == exitSystem && strings.HasPrefix(line, refused):
-		return &placement.NotExecuted{ExitCode: 126, Reason: file + ": " + strings.TrimPrefix(line, refused)}
-	}
-	return nil
 }

@@ -24,6 +24,18 @@ var systemPaths = []string{
 // devices are those that a run may use. The null device and descriptors are also writable.
 var devices = []string{"/dev/random", "/dev/urandom", "/dev/zero"}
 
+// sysctls and sysctlPrefixes describe the machine and the system, and the limits of programs. Those below kern.proc,
+// kern.procargs and net describe other processes, with their environments, and the network.
+var (
+	sysctls = []string{
+		"kern.argmax", "kern.boottime", "kern.hostname", "kern.iossupportversion", "kern.maxfiles", "kern.maxfilesperproc",
+		"kern.maxproc", "kern.ngroups", "kern.osproductversion", "kern.osrelease", "kern.ostype", "kern.osvariant_status",
+		"kern.osversion", "kern.secure_kernel", "kern.usrstack64", "kern.version", "security.mac.lockdown_mode_state",
+		"sysctl.proc_cputype", "sysctl.proc_translated", "vm.loadavg",
+	}
+	sysctlPrefixes = []string{"hw.", "machdep.cpu."}
+)
+
 // systemLinks are links of the root directory through which programs name the directories below /private.
 var systemLinks = []string{"/etc", "/tmp", "/var"}
 
@@ -34,15 +46,20 @@ func Profile(r *placement.Run, n *sandbox.Network) string {
 	p.line(`(version 1)`)
 	p.line(`(deny default)`)
 	p.line(`(allow process-fork)`)
+	p.line(`; (deny default) does not apply to these`)
+	p.line(`(deny process-info* nvram* iokit-get-properties file-map-executable)`)
 	p.line(`(allow signal process-info* (target same-sandbox))`)
-	p.line(`(allow sysctl-read)`)
+	p.rule("allow sysctl-read", "sysctl-name", sysctls)
+	p.rule("allow sysctl-read", "sysctl-name-prefix", sysctlPrefixes)
 	p.line(`; the C library looks up users here`)
 	p.line(`(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))`)
 
 	p.line(`; the system, inputs and outputs; the way to them is visible, but not what else is there`)
 	readable := slices.Concat(systemPaths, r.Readable, r.Writable)
-	p.rule("allow file-read-metadata", "literal", slices.Concat(systemLinks, parents(readable)))
+	before := []string{shell, setEnv}
+	p.rule("allow file-read-metadata", "literal", slices.Concat(systemLinks, parents(readable), parents(before)))
 	p.rule("allow file-read* file-map-executable process-exec", "subpath", readable)
+	p.rule("allow file-read* file-map-executable process-exec", "literal", before)
 	p.rule("allow file-read*", "literal", slices.Concat([]string{"/"}, devices))
 	p.line(`(allow file-read* file-write-data file-ioctl (literal "/dev/null") (literal "/dev/dtracehelper") (subpath "/dev/fd"))`)
 
@@ -77,21 +94,21 @@ func (p *profile) network(n *sandbox.Network) {
 	}
 }
 
-// rule adds a rule for paths, or nothing without paths, since such a rule would match every path.
-func (p *profile) rule(head, filter string, paths []string) {
-	if len(paths) == 0 {
+// rule adds a rule for names, or nothing without names, since such a rule would match every name.
+func (p *profile) rule(head, filter string, names []string) {
+	if len(names) == 0 {
 		return
 	}
-	paths = slices.Clone(paths)
-	slices.Sort(paths)
+	names = slices.Clone(names)
+	slices.Sort(names)
 	p.line("(" + head)
-	for _, file := range slices.Compact(paths) {
-		p.line(fmt.Sprintf("  (%s %s)", filter, quote(file)))
+	for _, name := range slices.Compact(names) {
+		p.line(fmt.Sprintf("  (%s %s)", filter, quote(name)))
 	}
 	p.line(")")
 }
 
-// quote returns a path as a string of SBPL, a dialect of Scheme.
+// quote returns a name as a string of SBPL, a dialect of Scheme.
 func quote(p string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(p) + `"`
 }

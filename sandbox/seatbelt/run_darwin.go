@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"syscall"
 	"time"
 
@@ -36,12 +35,12 @@ func features() sandbox.Features {
 		Audits:        []sandbox.Audit{sandbox.AuditOff},
 		ListenControl: true, Lower: true, SameUser: true,
 		Gaps: []string{"services on the loopback interface of this host", "processes that leave the process group of their run",
-			"what the system tells about other processes, including their environments"},
+			"which other processes exist"},
 		Checks: []sandbox.Check{
 			{Name: "private loopback", Detail: "loopback, if the policy grants it, is that of this host, with its services"},
 			{Name: "private paths", Detail: "runs see the paths of this host"},
 			{Name: "process namespace", Detail: "processes that leave the run's group at once may outlive it, under their profile"},
-			{Name: "limits", Detail: "memory, processor time and processes are not limited; outputs are measured during the run"},
+			{Name: "limits", Detail: "memory, processor time and processes are not limited; outputs are measured during the run and after it"},
 			{Name: "syscall monitor", Detail: "attempts are not recorded"},
 		},
 	}
@@ -107,7 +106,8 @@ func (b *backend) execute(
 		return fmt.Errorf("profile of the run: %w", err)
 	}
 	defer os.Remove(profile)
-	if err := checkEnv(placed.Env); err != nil {
+	args, err := launch(spec, placed, profile, file)
+	if err != nil {
 		return err
 	}
 	prologue, status, err := os.Pipe()
@@ -115,7 +115,7 @@ func (b *backend) execute(
 		return err
 	}
 	defer prologue.Close()
-	cmd := exec.Command("/bin/sh", launch(spec, placed, profile, file)...) //nolint:noctx // follow ends it
+	cmd := exec.Command("/bin/sh", args...) //nolint:noctx // follow ends it
 	cmd.Env, cmd.Dir, cmd.ExtraFiles = []string{}, placed.Dir, []*os.File{status}
 	stderr := &head{w: std.Stderr}
 	cmd.Stdout, cmd.Stderr = std.Stdout, stderr
@@ -136,7 +136,7 @@ func (b *backend) execute(
 		return fmt.Errorf("start of the run: %w", err)
 	}
 	r := &run{
-		backend: b, placed: placed, file: file, cmd: cmd, prologue: prologue, stderr: stderr,
+		backend: b, placed: placed, cmd: cmd, prologue: prologue, stderr: stderr,
 		family: family{group: cmd.Process.Pid, known: map[int]int64{}},
 	}
 	return r.follow(ctx, res)
@@ -151,7 +151,6 @@ func same(a, b io.Writer) bool {
 type run struct {
 	*backend
 	placed   *placement.Run
-	file     string
 	cmd      *exec.Cmd
 	prologue *os.File // ends when the shell does
 	stderr   *head
@@ -177,14 +176,15 @@ func (r *run) follow(ctx context.Context, res *sandbox.Result) error {
 	if err != nil {
 		return err
 	}
-	if text, err := io.ReadAll(r.prologue); err != nil || len(text) > 0 {
-		return errors.Join(fmt.Errorf("start of the run: limit of open files: %s", strings.TrimSpace(string(text))), err)
+	prologue, err := io.ReadAll(r.prologue)
+	if err == nil && !res.Stopped && res.Exceeded == nil {
+		err = launchError(string(prologue), string(r.stderr.text))
+	}
+	if err != nil {
+		return err
 	}
 	status := r.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	res.ExitCode = status.ExitStatus()
-	if err := r.stderr.launchError(res.ExitCode, r.file); err != nil {
-		return fmt.Errorf("start of the run: %w", err)
-	}
 	if status.Signaled() {
 		res.Signal, res.ExitCode = status.Signal(), 128+int(status.Signal())
 	}

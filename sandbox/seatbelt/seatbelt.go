@@ -9,9 +9,10 @@
 //   - a run sees the paths of this host: Targets of outputs and temporary directories in its working directory, in the
 //     values of its environment and in the path of its program are replaced by those;
 //   - loopback, if granted, is that of this host, with its services, such as a server of the worker;
-//   - limits of memory, processor time and processes are refused; outputs are measured while the run lasts;
+//   - limits of memory, processor time and processes are refused; outputs are measured while the run lasts and after it;
 //   - processes that leave the run's process group faster than they are counted outlive it, under their profile;
-//   - attempts are not recorded, and the run has the user, the host name and the process list of the worker.
+//   - attempts are not recorded, and the run has the user and the host name of the worker, and can find out which processes
+//     exist.
 //
 // Features.Gaps lists what a Spec cannot exclude, so only a Spec that accepts this backend by its name runs.
 package seatbelt

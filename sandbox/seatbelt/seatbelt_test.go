@@ -10,7 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -74,53 +74,14 @@ func TestFamilyFollowsDescendants(t *testing.T) {
 	expect.Slices(t, later, []int{12}, "an orphan, but not a later process with a known ID")
 }
 
-// TestLaunchErrors: a failure of the sandbox is no result of the command, and the command's own failure is one.
-func TestLaunchErrors(t *testing.T) {
-	for _, c := range []struct {
-		text string
-		code int
-		want string
-	}{
-		{"sandbox-exec: invalid profile\nmore", exitData, "sandbox-exec: invalid profile"},
-		{"sandbox-exec: execvp() of '/b/tool' failed: Exec format error\n", exitSystem, "/b/tool: Exec format error"},
-		{"sandbox-exec: execvp() of '/b/other' failed: Exec format error\n", exitSystem, ""}, // of the command
-		{"sandbox-exec: sandbox_apply: Operation not permitted\n", exitSystem, ""},
-		{"main.c: sandbox-exec: error", exitData, ""},
-		{"sandbox-exec: invalid profile", 1, ""},
-		{"", exitData, ""},
-	} {
-		h := &head{}
-		_ = must.Get(h.Write([]byte(c.text)))(t)
-		got := ""
-		if err := h.launchError(c.code, "/b/tool"); err != nil {
-			got = err.Error()
-			expect.Equal(t, errors.As(err, new(*placement.NotExecuted)), c.code == exitSystem, "fault of the command: %s", c.text)
-		}
-		expect.Equal(t, got, c.want, "%d: %s", c.code, c.text)
+// TestProfileNamesWhatIsReadOfTheSystem: the rest includes the arguments and the environments of other processes.
+func TestProfileNamesWhatIsReadOfTheSystem(t *testing.T) {
+	got := Profile(&placement.Run{}, &sandbox.Network{})
+	for _, line := range []string{"(allow sysctl-read)", `"kern.proc`, `"kern."`, `"net.`} {
+		expect.That(t, !strings.Contains(got, line), "the profile has %q:\n%s", line, got)
 	}
-	h := &head{}
-	for range 3 {
-		_ = must.Get(h.Write(bytes.Repeat([]byte("x"), 1000)))(t)
-	}
-	expect.Equal(t, len(h.text), 1024, "bytes that are kept")
-}
-
-// TestVariablesAreSetBehindTheShell: a shell imports functions such as ulimit from its environment, and would run them
-// without a profile.
-func TestVariablesAreSetBehindTheShell(t *testing.T) {
-	r := &placement.Run{Args: []string{"tool", "-x"}, Env: []string{"-u=1", "BASH_FUNC_ulimit%%=() { :; }"}}
-	got := launch(&sandbox.Spec{Limits: sandbox.Limits{OpenFiles: sandbox.Unlimited}}, r, "/p/profile", "/build/tool")
-	expect.Slices(t, got, []string{
-		"-c", `exec "$0" "$@" 3>&-`, "/usr/bin/env", "-i", "--", "-u=1", "BASH_FUNC_ulimit%%=() { :; }",
-		launcher, "-f", "/p/profile", "/build/tool", "-x",
-	}, "arguments of the shell")
-}
-
-func TestVariablesOfTheLauncherAreRefused(t *testing.T) {
-	for _, v := range []string{"DYLD_INSERT_LIBRARIES=/build/l", "MallocLogFile=/home/f"} {
-		expect.Error(t, checkEnv([]string{"PATH=/bin", v}), sandbox.ErrUnsupported, v)
-	}
-	must.Succeed(t, checkEnv([]string{"PATH=/bin", "X=DYLD_LIBRARY_PATH"}))
+	denied := strings.Index(got, "(deny process-info*")
+	expect.That(t, denied >= 0 && denied < strings.Index(got, "process-info* (target same-sandbox)"), "the default of process-info* is not replaced:\n%s", got)
 }
 
 // TestLongProfilesAreNoArguments: the kernel limits arguments to 1 MiB on macOS, and one to 128 KiB on Linux.
@@ -130,35 +91,97 @@ func TestLongProfilesAreNoArguments(t *testing.T) {
 		r.Fixed = append(r.Fixed, fmt.Sprintf("/private/var/w/out/directory/input%d.c", i))
 	}
 	n := 0
-	for _, arg := range launch(&sandbox.Spec{Limits: sandbox.DefaultLimits()}, r, "/p/profile", "/build/tool") {
+	for _, arg := range must.Get(launch(&sandbox.Spec{Limits: sandbox.DefaultLimits()}, r, "/p/profile", "/build/tool"))(t) {
 		n += len(arg)
 	}
 	expect.That(t, n < 1000, "the arguments have %d bytes", n)
 	expect.That(t, len(Profile(r, &sandbox.Network{})) > 1<<20, "the profile is short")
 }
 
-// TestShellSetsTheLimitOrSaysWhy executes the prologue with a program in the place of sandbox-exec.
-func TestShellSetsTheLimitOrSaysWhy(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		sandboxtest.Unavailable(t, "tools", "a shell")
+// launchUnder executes what launch returns with a script in the place of sandbox-exec. It returns the output, the exit code
+// and whether it is a result of the command.
+func launchUnder(t *testing.T, sandboxExec string, spec *sandbox.Spec, r *placement.Run, file string) (stdout, stderr string, code int, failed error) {
+	t.Helper()
+	for _, name := range []string{"/bin/sh", shell, setEnv} {
+		if _, err := exec.LookPath(name); err != nil {
+			sandboxtest.Unavailable(t, "tools", err)
+		}
 	}
-	for _, c := range []struct {
-		limit int64
-		out   string
-		fails bool
-	}{{64, "64 closed\n", false}, {1 << 40, "", true}} {
-		args := launch(&sandbox.Spec{Limits: sandbox.Limits{OpenFiles: c.limit}}, &placement.Run{Args: []string{"tool"}}, "/p/profile", "/build/tool")
-		i := slices.Index(args, launcher)
-		args = append(args[:i], "/bin/sh", "-c", "echo $(ulimit -n) $( (echo open >&3) 2>/dev/null || echo closed)")
-		read, write, err := os.Pipe()
-		must.Succeed(t, err)
-		cmd := exec.CommandContext(t.Context(), "/bin/sh", args...)
-		cmd.Env, cmd.ExtraFiles = []string{}, []*os.File{write}
-		out, runErr := cmd.Output()
-		must.Succeed(t, write.Close())
-		reason := string(must.Get(io.ReadAll(read))(t))
-		must.Succeed(t, read.Close())
-		expect.Equal(t, string(out), c.out, "limit %d", c.limit)
-		expect.That(t, (runErr != nil) == c.fails && strings.Contains(reason, "limit") == c.fails, "limit %d: got %v and the reason %q", c.limit, runErr, reason)
+	fake := filepath.Join(t.TempDir(), "sandbox-exec")
+	must.Succeed(t, os.WriteFile(fake, []byte("#!/bin/sh\n"+sandboxExec), 0o700))
+	args := must.Get(launch(spec, r, "/p/profile", file))(t)
+	args[slices.Index(args, launcher)] = fake
+	read, write, err := os.Pipe()
+	must.Succeed(t, err)
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", args...)
+	h := &head{}
+	var out bytes.Buffer
+	cmd.Env, cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = []string{}, []*os.File{write}, &out, h
+	if err := cmd.Run(); err != nil {
+		expect.That(t, errors.As(err, new(*exec.ExitError)), "launch: %v", err)
 	}
+	must.Succeed(t, write.Close())
+	prologue := must.Get(io.ReadAll(read))(t)
+	must.Succeed(t, read.Close())
+	return out.String(), string(h.text), cmd.ProcessState.ExitCode(), launchError(string(prologue), string(h.text))
+}
+
+// confines stands for a sandbox-exec that applies its profile.
+const confines = `shift 2; exec "$@"`
+
+// TestLaunchErrors: a failure of the sandbox is no result of the command, and the command's own failure is one, even if it
+// is that of another sandbox-exec.
+func TestLaunchErrors(t *testing.T) {
+	const refused = "echo 'sandbox-exec: sandbox_apply: Operation not permitted' >&2; exit 71"
+	text := filepath.Join(t.TempDir(), "text")
+	must.Succeed(t, os.WriteFile(text, []byte("no program"), 0o600))
+	for name, c := range map[string]struct {
+		sandboxExec, file, script string
+		openFiles                 int64
+		code                      int
+		want                      string // of the error
+	}{
+		"the profile is not applied": {refused, "/bin/sh", "exit 0", 64, 71, "sandbox_apply: Operation not permitted"},
+		"the profile is wrong":       {"echo 'sandbox-exec: invalid profile' >&2; exit 65", "/bin/sh", "exit 0", 64, 65, "invalid profile"},
+		"sandbox-exec does nothing":  {"exit 0", "/bin/sh", "exit 0", 64, 0, "did not confine it"},
+		"the limit is not set":       {confines, "/bin/sh", "exit 0", 1 << 40, -1, "limit"},
+		"a sandbox in the sandbox":   {confines, "/bin/sh", refused, 64, 71, ""},
+		"a command that fails":       {confines, "/bin/sh", "exit 65", 64, 65, ""},
+		"not executable":             {confines, text, "", 64, 126, ""},
+	} {
+		spec := &sandbox.Spec{Limits: sandbox.Limits{OpenFiles: c.openFiles}}
+		_, stderr, code, err := launchUnder(t, c.sandboxExec, spec, &placement.Run{Args: []string{"tool", "-c", c.script}}, c.file)
+		if c.want == "" {
+			expect.That(t, err == nil, "%s: got %v, want a result of the command", name, err)
+		} else {
+			expect.Message(t, err, c.want, name)
+		}
+		expect.That(t, code == c.code || c.code == -1 && code != 0, "%s: got exit code %d, want %d: %s", name, code, c.code, stderr)
+	}
+}
+
+// TestCommandHasItsEnvironmentAndLimitOnly: the variables of the run do not act on the programs before it, which run
+// outside its profile, and it cannot write that it is confined.
+func TestCommandHasItsEnvironmentAndLimitOnly(t *testing.T) {
+	r := &placement.Run{Args: []string{"tool"}, Env: []string{"-u=1", "BASH_FUNC_ulimit%%=() { :; }", "DYLD_INSERT_LIBRARIES=/build/l"}}
+	spec := &sandbox.Spec{Limits: sandbox.Limits{OpenFiles: sandbox.Unlimited}}
+	const outside = `env | grep -q -e DYLD -e ulimit && echo seen; `
+	out, _, _, err := launchUnder(t, outside+confines, spec, r, setEnv)
+	expect.That(t, err == nil && out == strings.Join(r.Env, "\n")+"\n", "got %q, %v, want the environment %q", out, err, r.Env)
+
+	spec.Limits.OpenFiles = 64
+	r = &placement.Run{Args: []string{"tool", "-c", "echo $(ulimit -n) $( (echo open >&3) 2>/dev/null || echo closed)"}}
+	out, _, _, err = launchUnder(t, confines, spec, r, "/bin/sh")
+	expect.That(t, err == nil && out == "64 closed\n", "got %q, %v", out, err)
+
+	_, err = launch(spec, r, "/p/profile", "/build/a=b/tool")
+	expect.Error(t, err, sandbox.ErrUnsupported, "a program that env takes for a variable")
+}
+
+func TestHeadKeepsTheBeginning(t *testing.T) {
+	h := &head{}
+	for range 3 {
+		_ = must.Get(h.Write(bytes.Repeat([]byte("x"), 1000)))(t)
+	}
+	expect.Equal(t, len(h.text), 1024, "bytes that are kept")
 }
