@@ -56,26 +56,3 @@ func TestBackendTableNamesTests(t *testing.T) {
 	}
 	expect.That(t, rows > 20, "got %d rows", rows)
 }
-
-// TestBackendsShowTheirChecks checks that docs/backends.md shows the output of cloister check with each backend that runs
-// here, and that the checks in it are still in the sources.
-func TestBackendsShowTheirChecks(t *testing.T) {
-	text := string(must.Get(os.ReadFile(filepath.Join(root, "docs", "backends.md")))(t))
-	var code strings.Builder
-	sources(t, func(file, text string) {
-		if !strings.HasSuffix(file, "_test.go") {
-			code.WriteString(text)
-		}
-	}, ".go")
-	line := regexp.MustCompile(`(?m)^(?:ok   |off  |FAIL ) (?:guest: |backend )?(.{16,23}?) +\S`)
-	for tier, want := range map[string]string{"full": "full", "gvisor": "partial", "qemu-tcg": "partial", "microvm": "none"} {
-		_, shown, found := strings.Cut(text, "\n$ cloister check --sandbox "+tier+"\n")
-		shown, _, _ = strings.Cut(shown, "\n```\n")
-		checks := line.FindAllStringSubmatch(shown, -1)
-		expect.That(t, found && len(checks) > 0 && strings.Contains(shown, "\ntier  "+want), "%s: got %q", tier, shown)
-		for _, m := range checks {
-			name := strings.TrimSuffix(strings.TrimSpace(m[1]), " QEMU") // the engine is a variable
-			expect.That(t, strings.Contains(code.String(), `"`+name), "%s: no check is named %q", tier, name)
-		}
-	}
-}

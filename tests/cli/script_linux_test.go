@@ -128,6 +128,7 @@ func tell(t *testing.T, backend, dir string, files ...string) {
 			"https": command((*story).https), "trusting": command((*story).trusting),
 			"bucket": command((*story).bucket), "registry": command((*story).registry), "image": command((*story).image), "flip": command((*story).flip),
 			"commit": command((*story).commit), "empty": command((*story).empty), "needs": command((*story).needs),
+			"documented": command((*story).documented),
 		},
 	})
 }
