@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"golang.org/x/sys/unix"
 )
 
 // TestKernelsThatLackALayer runs the parts of the contract that concern files and processes, and TestWhatIsLacking, as
@@ -32,6 +34,33 @@ func TestKernelsThatLackALayer(t *testing.T) {
 			t.Errorf("without %s: %v\n%s", layer, err, out)
 		}
 	}
+}
+
+// readOnlyVariable makes the test binary a worker whose container has a read-only /proc/sys.
+const readOnlyVariable = "CLOISTER_TEST_READ_ONLY"
+
+// TestMissingInotifyLimitIsReported where the sandbox cannot set it.
+func TestMissingInotifyLimitIsReported(t *testing.T) {
+	t.Parallel()
+	missing := func(f sandbox.Features) bool {
+		return slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == "inotify limit" && !c.OK })
+	}
+	if os.Getenv(readOnlyVariable) != "" {
+		must.Succeed(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		must.Succeed(t, unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""))
+		must.Succeed(t, unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		_, f := backend(t, namespace.Config{})
+		expect.That(t, missing(f) && f.Tier == "partial", "with a read-only /proc/sys: got tier %s, checks %+v", f.Tier, f.Checks)
+		return
+	}
+	rootOnly(t)
+	_, f := backend(t, namespace.Config{})
+	expect.That(t, !missing(f), "got checks %+v, want the limit in force", f.Checks)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestMissingInotifyLimitIsReported$", "-test.v")
+	cmd.Env = append(os.Environ(), readOnlyVariable+"=yes")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	expect.That(t, err == nil && strings.Contains(string(out), "--- PASS: "), "%v\n%s", err, out)
 }
 
 // TestWhatIsLacking: what a kernel lacks is reported, a run works without it, and cannot change its inputs.

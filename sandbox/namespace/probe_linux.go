@@ -74,7 +74,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 			return f, fmt.Errorf("%w: %s: got: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
 		}
 	}
-	b.optional(&f)
+	b.optional(&f, facts)
 	b.root.Store(true)
 	if b.probeRoot(ctx) != nil {
 		b.root.Store(false)
@@ -130,7 +130,7 @@ func (b *Backend) check(facts *zygote.Facts, check func(ok bool, name, detail, f
 }
 
 // optional adds checks of what is in force only if the host has it, and of what was left out by name.
-func (b *Backend) optional(f *sandbox.Features) {
+func (b *Backend) optional(f *sandbox.Features, facts *zygote.Facts) {
 	add := func(ok bool, name, detail, fix string) {
 		f.Checks = append(f.Checks, sandbox.Check{Name: name, OK: ok, Detail: detail, Fix: fix})
 	}
@@ -139,6 +139,10 @@ func (b *Backend) optional(f *sandbox.Features) {
 	}
 	if fix := "sudo sysctl -w fs.protected_hardlinks=1"; !b.rootless && !protectsHardLinks() {
 		add(false, "protected hard links", "an action can hard-link an input, but not change it (fs.protected_hardlinks is 0)", fix)
+	}
+	if facts.Inotify > zygote.MaxInotify {
+		add(false, "inotify limit", "an action can use up the inotify instances and watches of the sandbox's owner: "+
+			"/proc/sys/user is not writable", "make /proc/sys writable in the worker's container")
 	}
 	switch {
 	case b.landlock > 0:

@@ -93,6 +93,11 @@ func probeMain() {
 		}
 	}
 	f.Loopback = loopbackWorks()
+	for ; f.Inotify <= MaxInotify; f.Inotify++ {
+		if _, err := unix.InotifyInit1(unix.IN_CLOEXEC); err != nil {
+			break
+		}
+	}
 	f.Umask, f.CPUs = unix.Umask(0), runtime.NumCPU()
 	f.FixedLayout = layoutIsFixed()
 	var now unix.Timespec

@@ -522,14 +522,15 @@ func outerHolderMain() {
 }
 
 // holderMain holds a user namespace until its stdin ends, and prints its process ID. If the kernel does not let it
-// forbid further namespaces, the system call filter still does.
+// forbid further namespaces, the system call filter still does. Whether it accepted the limits of inotify is seen by
+// probeMain.
 func holderMain() {
 	limit := func(name, n string) { _ = os.WriteFile("/proc/sys/user/max_"+name, []byte(n), 0) }
 	if os.Args[2] == "false" {
 		limit("user_namespaces", "0")
 	}
 	// These count for the owner of the run's namespace as well, usually the host's root.
-	limit("inotify_instances", "16")
+	limit("inotify_instances", strconv.Itoa(MaxInotify))
 	limit("inotify_watches", "8192")
 	limit("fanotify_groups", "0")
 	_, _ = os.Stdout.WriteString(strconv.Itoa(os.Getpid()))

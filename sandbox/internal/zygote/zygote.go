@@ -87,6 +87,9 @@ const (
 	fdMore
 )
 
+// MaxInotify limits the inotify instances of a slot's runs.
+const MaxInotify = 16
+
 // MaxImages is the maximum number of images of one run: the kernel passes 253 descriptors at once.
 const MaxImages = 200
 
@@ -349,6 +352,8 @@ type Facts struct {
 	Processes int
 	// Loopback means that loopback works.
 	Loopback bool
+	// Inotify counts the inotify instances that could be created, up to MaxInotify+1.
+	Inotify int
 	// Mounts is the mount table.
 	Mounts string
 
