@@ -50,7 +50,9 @@ const (
 	largeBatch = 4000
 )
 
+// newLargeStore returns an empty store for n blobs, rounded up to whole batches.
 func newLargeStore(t *testing.T, n int) *largeStore {
+	n = (n + largeBatch - 1) / largeBatch * largeBatch
 	// Without leases anything can be evicted. The budget is about three times what the blobs take.
 	m := &largeStore{config: disk.Config{Dir: t.TempDir(), MaxBytes: int64(n) * 2000, Lease: -1}, blobs: n}
 	m.cache = must.Get(disk.Open(m.config))(t)
