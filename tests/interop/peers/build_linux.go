@@ -42,8 +42,8 @@ func run(cmd *exec.Cmd) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// moduleDir returns the directory of a module on which the module of the working directory depends.
-func moduleDir(ctx context.Context, module string) (string, error) {
+// ModuleDir returns the directory of a module on which the module of the working directory depends.
+func ModuleDir(ctx context.Context, module string) (string, error) {
 	return run(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module))
 }
 
@@ -54,7 +54,7 @@ func BuildCloister(ctx context.Context) (program string, err error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err := moduleDir(ctx, "github.com/cloister-build/cloister")
+	dir, err := ModuleDir(ctx, "github.com/cloister-build/cloister")
 	if err != nil {
 		return "", err
 	}
@@ -80,7 +80,7 @@ func (k Kind) Build(ctx context.Context) (program string, err error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err := moduleDir(ctx, module)
+	dir, err := ModuleDir(ctx, module)
 	if err != nil {
 		return "", err
 	}

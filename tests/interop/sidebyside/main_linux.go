@@ -3,7 +3,9 @@
 // Command sidebyside starts cloister serve (with and without --sync), bazel-remote and bb_storage on one disk, each
 // with an empty store, and compares them with cloister-bench blobs, which must be in the directory of cloister. With
 // -bucket, it compares cloister serve in front of a bucket of VersityGW, with --cas-write back, with cloister serve
-// without one. With -rtt, servers are behind a slow line that loses packets, see network. -bench names another benchmark than blobs, and further arguments are passed to it.
+// without one. With -rtt, servers are behind a slow line that loses packets, see network. -bench names another benchmark
+// than blobs, and further arguments are passed to it. With -build, Bazel builds the example behind such a line, with
+// cloister as a server, worker and cache, and with bazel-remote as a cache; arguments are targets.
 package main
 
 import (
@@ -31,19 +33,22 @@ func main() {
 	var n network
 	flag.DurationVar(&n.rtt, "rtt", 0, "round-trip time of the network to compare over; 0 means loopback")
 	flag.Float64Var(&n.loss, "loss", 0, "fraction of lost TCP segments, with -rtt")
+	build := flag.Bool("build", false, "measure builds of the example")
 	bench := flag.String("bench", "blobs", "benchmark of cloister-bench; noop and outputs need -bucket")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	compare := n.sideBySide
-	if *bucket {
-		if n.rtt != 0 || n.loss != 0 {
-			fmt.Fprintln(os.Stderr, "sidebyside: -rtt and -loss exclude -bucket")
-			os.Exit(2)
-		}
+	compare, args := n.sideBySide, append([]string{*bench}, flag.Args()...)
+	switch {
+	case *bucket && (n.rtt != 0 || n.loss != 0 || *build):
+		fmt.Fprintln(os.Stderr, "sidebyside: -rtt, -loss and -build exclude -bucket")
+		os.Exit(2)
+	case *bucket:
 		compare = withBucket
+	case *build:
+		compare, args = n.buildWith, flag.Args()
 	}
-	if err := compare(ctx, *program, *dir, *size<<30, append([]string{*bench}, flag.Args()...), os.Stdout, os.Stderr); err != nil {
+	if err := compare(ctx, *program, *dir, *size<<30, args, os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "sidebyside:", err)
 		os.Exit(1)
 	}
@@ -108,6 +113,8 @@ type run struct {
 	env          []string // of cloister
 	flags        []string // of cloister-bench, for the servers
 	stops        []func() error
+	// addr and workers are the addresses of the server for clients and workers of a setup.
+	addr, workers string
 }
 
 // newRun makes the directory of a run, and compiles cloister unless program is its path. The caller closes the run.
@@ -123,10 +130,18 @@ func newRun(ctx context.Context, program, parent string, size int64) (r *run, er
 
 // close stops the servers, the last one first, and removes the directory.
 func (r *run) close() (err error) {
-	for _, stop := range slices.Backward(r.stops) {
-		err = errors.Join(err, stop())
+	for len(r.stops) > 0 {
+		err = errors.Join(err, r.stop())
 	}
 	return errors.Join(err, os.RemoveAll(r.dir))
+}
+
+// stop stops the server that was started last.
+func (r *run) stop() error {
+	last := len(r.stops) - 1
+	stop := r.stops[last]
+	r.stops = r.stops[:last]
+	return stop()
 }
 
 // store makes the directory of a store.
@@ -138,32 +153,47 @@ func (r *run) store(name string) (string, error) {
 // add adds a server to the benchmark.
 func (r *run) add(ctx context.Context, flag, name, addr string, pid int) error {
 	if r.network.rtt > 0 {
-		listening, stop, err := r.network.forward(ctx, addr)
-		if err != nil {
+		var err error
+		if addr, err = r.behind(ctx, addr); err != nil {
 			return err
 		}
-		addr, r.stops = listening, append(r.stops, stop)
 	}
 	file := filepath.Join(r.dir, name+".pid")
 	r.flags = append(r.flags, flag, name+"="+addr, "--watch", name+"="+file)
 	return os.WriteFile(file, []byte(strconv.Itoa(pid)), 0o600)
 }
 
+// behind returns an address that reaches addr through the network.
+func (r *run) behind(ctx context.Context, addr string) (string, error) {
+	listening, stop, err := r.network.forward(ctx, addr)
+	if err == nil {
+		r.stops = append(r.stops, stop)
+	}
+	return listening, err
+}
+
 // addCloister starts cloister serve with more arguments and adds it.
 func (r *run) addCloister(ctx context.Context, flag, name string, args ...string) error {
+	server, err := r.serve(ctx, name, bazelrun.ServerConfig{Args: args})
+	if err != nil {
+		return err
+	}
+	return r.add(ctx, flag, name, server.Addr, server.PID)
+}
+
+// serve starts cloister as configured, with a new store and any address.
+func (r *run) serve(ctx context.Context, name string, c bazelrun.ServerConfig) (*bazelrun.Server, error) {
 	store, err := r.store(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	server, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
-		Binary: r.program, Dir: store, Home: r.dir, Listen: "127.0.0.1:0", MaxSize: strconv.FormatInt(r.size, 10),
-		Args: args, Env: r.env,
-	})
-	if err != nil {
-		return err
+	c.Binary, c.Dir, c.Home, c.Listen, c.Env = r.program, store, r.dir, "127.0.0.1:0", r.env
+	c.MaxSize = strconv.FormatInt(r.size, 10)
+	server, err := bazelrun.StartServer(ctx, c)
+	if err == nil {
+		r.stops = append(r.stops, server.Stop)
 	}
-	r.stops = append(r.stops, server.Stop)
-	return r.add(ctx, flag, name, server.Addr, server.PID)
+	return server, err
 }
 
 // start compiles and starts a peer.

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
@@ -63,5 +64,33 @@ func TestBucketIsMeasuredWhenIdle(t *testing.T) {
 			t.Fatalf("%v\n%s%s", err, out.String(), info.String())
 		}
 		t.Logf("\n%s", out.String())
+	}
+}
+
+func TestBuildsAreMeasured(t *testing.T) {
+	if err := bazelrun.Find(); err != nil {
+		sandboxtest.Unavailable(t, "bazel", err)
+	}
+	if _, err := peers.BazelRemote.Build(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "interop", err)
+	}
+	program := must.Get(peers.BuildCloister(t.Context()))(t)
+	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	var out, info bytes.Buffer
+	n := network{rtt: time.Millisecond}
+	if err := n.buildWith(t.Context(), program, t.TempDir(), 1<<30, []string{"//examples/hash:adler32"}, &out, &info); err != nil {
+		t.Fatalf("%v\n%s%s", err, out.String(), info.String())
+	}
+	for _, s := range setups {
+		cells := strings.Repeat(` [0-9.]+ s, [0-9.]+ MB \|`, 2) + ` [0-9.]+ s, [0-9.]+ MB \|$`
+		if s.cache {
+			cells = strings.Repeat(` [0-9.]+ s, [0-9.]+ MB \|`, 2) + `  \|$`
+		}
+		want := `(?m)^\| ` + regexp.QuoteMeta(s.name) + ` \|` + cells
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("got\n%swant a row like %s", &out, want)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,6 +20,8 @@ import (
 type network struct {
 	rtt  time.Duration
 	loss float64 // fraction of the segments
+
+	passed *atomic.Int64 // bytes in both directions; nil counts none
 }
 
 // segment is the number of bytes in a full TCP segment over Ethernet.
@@ -84,6 +87,9 @@ func (n network) copy(to io.Writer, from io.Reader) {
 			b := make([]byte, segment)
 			k, err := from.Read(b)
 			if k > 0 {
+				if n.passed != nil {
+					n.passed.Add(int64(k))
+				}
 				pieces <- delayed{b[:k], d.due(time.Now(), k)}
 			}
 			if err != nil {
