@@ -254,8 +254,8 @@ type Stats struct {
 	Corrupt                    int64 // damaged blobs found
 	FailedFlushes              int64 // attempts to make data durable that failed
 
-	// Found by Open: unreadable or missing bytes of logs, not counting a torn end, and records of missing data. Each
-	// loses only the affected blob or result.
+	// Found by Open: unreadable or missing bytes of logs, not counting a torn end, and records of data that is missing or
+	// in a directory that cannot be read. Each loses only the affected blob or result.
 	LogDamage, LogLost int64
 	// LostSegments is the number of segments that Open could not use at all.
 	LostSegments int64

@@ -233,6 +233,7 @@ func (v *visitor) Drop(p *segment.Record) {
 func (r *recovery) matchFiles() error {
 	c := r.cache
 	found := map[index.Key]bool{}
+	var unread []string // directories
 	err := c.walkFiles(func(path string, k index.Key, entry fs.DirEntry, ok bool) error {
 		if !ok {
 			return nil // not a file of the store
@@ -250,6 +251,7 @@ func (r *recovery) matchFiles() error {
 		return nil
 	}, func(dir string, err error) error {
 		c.config.Log.Warn("a directory of the store cannot be read; its blobs are absent", "err", err)
+		unread = append(unread, dir+string(filepath.Separator))
 		return fs.SkipDir
 	})
 	if err != nil {
@@ -291,8 +293,20 @@ func (r *recovery) matchFiles() error {
 	for _, k := range gone {
 		c.index.Remove(k, func(*index.Entry) bool { return true })
 	}
+	c.countUnread(unread, gone)
 	r.restamp(newest, ahead)
 	return nil
+}
+
+// countUnread counts the entries of gone whose files are in dirs, which cannot be read.
+func (c *Cache) countUnread(dirs []string, gone []index.Key) {
+	for _, dir := range dirs {
+		for _, k := range gone {
+			if path, err := c.pathBelow("files", k); err == nil && strings.HasPrefix(path, dir) {
+				c.logLost.Add(1)
+			}
+		}
+	}
 }
 
 // walkFiles calls visit with everything below DIR/files except directories. Ok reports whether it is a file of key k.

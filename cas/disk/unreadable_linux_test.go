@@ -156,14 +156,24 @@ func prepareDenied(t *testing.T, dir string) {
 		config := disk.Config{Dir: filepath.Join(dir, u.name)}
 		c, _ := threeFiles(t, &config)
 		must.Succeed(t, c.Close())
-		path := filePath(config.Dir, digestOfBlob(1, large))
-		must.Succeed(t, os.Chmod(path, 0o400))
-		if os.Getuid() != 0 {
-			must.Succeed(t, os.Chmod(path, 0))
-			continue
-		}
-		must.Succeed(t, os.Chown(path, 63210, 63210)) // who is nobody in the namespace
+		deny(t, filePath(config.Dir, digestOfBlob(1, large)), 0o400)
 	}
+	config := disk.Config{Dir: filepath.Join(dir, "directory")}
+	c, _ := threeFiles(t, &config)
+	must.Succeed(t, c.Close())
+	deny(t, filepath.Dir(filePath(config.Dir, digestOfBlob(1, large))), 0o700)
+}
+
+// deny makes a file or directory, which then has a mode, unreadable in the namespace.
+func deny(t *testing.T, path string, mode os.FileMode) {
+	t.Helper()
+	must.Succeed(t, os.Chmod(path, mode))
+	if os.Getuid() == 0 {
+		must.Succeed(t, os.Chown(path, 63210, 63210)) // who is nobody in the namespace
+		return
+	}
+	must.Succeed(t, os.Chmod(path, 0))
+	t.Cleanup(func() { must.Succeed(t, os.Chmod(path, mode)) })
 }
 
 func TestDeniedChild(t *testing.T) {
@@ -178,6 +188,11 @@ func TestDeniedChild(t *testing.T) {
 			wantReplaced(t, c, u.use, "permission denied", &reports)
 		})
 	}
+	c := must.Get(disk.Open(disk.Config{Dir: filepath.Join(dir, "directory"), MaxBytes: 4 << 20}))(t)
+	defer c.Close()
+	expect.Equal(t, c.Stats().LogLost, 1, "blobs lost with an unreadable directory")
+	s := store(t, c, "")
+	expect.That(t, !has(t, s, digestOfBlob(1, large)) && has(t, s, digestOfBlob(2, large)), "the wrong blobs are present")
 }
 
 // TestLackOfDescriptorsIsNotDamage: EMFILE is about this process, not about the file.

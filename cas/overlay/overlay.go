@@ -192,10 +192,10 @@ func (o *Overlay) openFiles() (err error) {
 	logs := []*durable.Log{o.unsent.log}
 	if o.pending != nil {
 		logs = append(logs, o.pending.log)
-		o.stats.Lost = int64(o.pending.log.Damaged())
 	}
 	for _, l := range logs {
 		if n := l.Damaged(); n > 0 {
+			o.stats.Lost += int64(n)
 			o.config.Log.Error("the journal was damaged; blobs and results in its damaged lines may never be sent",
 				"lines", n, "copy", l.Path+durable.DamagedSuffix)
 		}

@@ -162,6 +162,16 @@ func TestUnsentListIsBounded(t *testing.T) {
 	expect.Equal(t, list(), "", "after a restart")
 }
 
+// TestDamagedUnsentListIsCounted: the blobs of damaged lines may never reach the upstream.
+func TestDamagedUnsentListIsCounted(t *testing.T) {
+	journal := filepath.Join(t.TempDir(), "journal")
+	must.Succeed(t, os.WriteFile(journal+".unsent", []byte("damaged\n"), 0o600))
+	o := open(t, overlay.Config{
+		Local: one(castest.NewMemory(), nil), Upstream: one(castest.NewMemory(), nil), Policy: overlay.WriteThrough, Journal: journal,
+	})
+	expect.Equal(t, o.Stats().Lost, int64(1), "lost writes")
+}
+
 // TestUnsentListHasLimit checks that unsent blobs take bounded memory, and that none beyond the limit becomes visible
 // before the upstream has it.
 func TestUnsentListHasLimit(t *testing.T) {

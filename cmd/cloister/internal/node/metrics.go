@@ -68,6 +68,8 @@ func (n *Node) storeMetrics() []metric {
 		{"cloister_cas_writable", "1 if the file system of the store accepts writes.", func() float64 { return boolValue(n.Store.CheckWritable() == nil) }},
 		{"cloister_cas_failed_flushes_total", "Attempts to make the store durable that failed.", stored(func(s disk.Stats) int64 { return s.FailedFlushes })},
 		{"cloister_cas_corrupt_total", "Damaged blobs found.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
+		{"cloister_cas_start_lost", "Blobs, results and segments found damaged or unreadable at the start.", stored(func(s disk.Stats) int64 { return s.LogLost + s.LostSegments })},
+		{"cloister_cas_start_damaged_bytes", "Unreadable or missing bytes of the store's logs at the start.", stored(func(s disk.Stats) int64 { return s.LogDamage })},
 		{"cloister_audit_lost_total", "Entries missing from the audit log because they could not be written.", func() float64 { return float64(n.record.Lost()) }},
 	}
 	if n.Ready.Callers != nil {

@@ -50,8 +50,8 @@ func openStore(c *Config, log *slog.Logger) (*disk.Cache, error) {
 		return nil, exit.New(exit.Environment, err)
 	}
 	if s := store.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
-		log.Warn("damaged segment logs; some blobs are absent until they are uploaded or produced again",
-			"dir", filepath.Join(c.Dir, "segments"), "unreadable_or_missing_bytes", s.LogDamage, "records_without_bytes", s.LogLost)
+		log.Warn("damaged segment logs or unreadable directories; some blobs are absent until they are uploaded or produced again",
+			"dir", c.Dir, "unreadable_or_missing_bytes", s.LogDamage, "records_without_bytes", s.LogLost)
 	}
 	return store, nil
 }

@@ -34,7 +34,8 @@ func TestLargeBudgetIsReported(t *testing.T) {
 	}
 }
 
-// TestDamagedLogsAreReported: a start logs what a segment has lost, of its log or of its data, and nothing otherwise.
+// TestDamagedLogsAreReported: a start logs and counts what a segment has lost, of its log or of its data, and nothing
+// otherwise.
 func TestDamagedLogsAreReported(t *testing.T) {
 	for suffix, want := range map[string]string{
 		".log":  "unreadable_or_missing_bytes=64 records_without_bytes=0",
@@ -59,6 +60,15 @@ func TestDamagedLogsAreReported(t *testing.T) {
 			must.Succeed(t, os.Truncate(files[0], half))
 		}
 		store, log := start()
+		damage := ""
+		for _, m := range (&Node{Store: store, Ready: &readiness{}}).storeMetrics() {
+			if strings.HasPrefix(m.name, "cloister_cas_start_") && m.value() > 0 {
+				damage += fmt.Sprint(m.name, " ", m.value())
+			}
+		}
+		expect.Equal(t, damage, map[string]string{
+			".log": "cloister_cas_start_damaged_bytes 64", ".data": "cloister_cas_start_lost 1",
+		}[suffix], "metrics after losing half of %q", suffix)
 		must.Succeed(t, store.Close())
 		expect.That(t, strings.Contains(log, "damaged segment logs") == (want != "") && strings.Contains(log, want),
 			"lost half of %q: got the log %q, want %q", suffix, log, want)
