@@ -22,6 +22,9 @@ func TestHelpStyle(t *testing.T) {
 		if s := cmd.Short; len(s) > 60 || strings.HasSuffix(s, ".") || !verbs.MatchString(s) {
 			t.Errorf("%s: Short is %q (%d characters), want an imperative of at most 60 without a full stop", path, s, len(s))
 		}
+		if cmd.Runnable() && !strings.HasPrefix(cmd.Example, "  cloister") {
+			t.Errorf("%s: Example is %q, want command lines of cloister", path, cmd.Example)
+		}
 		if n := strings.Count(cmd.Long, "\n\n") + 1; n > 3 {
 			t.Errorf("%s: Long has %d paragraphs, want at most 3", path, n)
 		}

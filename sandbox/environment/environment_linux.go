@@ -101,16 +101,16 @@ func (e *Environment) relay(
 	}
 	defer stdin.Close()
 	in, stdout := io.Pipe()
-	relayed := make(chan struct{})
+	relayed := make(chan error, 1)
 	go func() {
-		defer close(relayed)
-		in.CloseWithError(agent.Relay(int(theirs.Fd()), in, out))
+		err := agent.Relay(int(theirs.Fd()), in, out)
+		in.CloseWithError(err)
 		e.stop() // or the run has ended
+		relayed <- err
 	}()
 	result, err := run(ctx, sandbox.Stdio{Stdin: stdin, Stdout: stdout, Stderr: &e.output})
 	stdout.Close()
-	<-relayed
-	return result, err
+	return result, errors.Join(err, <-relayed)
 }
 
 // end records how the run ended and wakes all calls.

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
@@ -51,20 +50,10 @@ var probe = sync.OnceValue(func() error {
 	return err
 })
 
-func TestHelpHasExamples(t *testing.T) {
-	for command := range strings.SplitSeq(commands, ",") {
-		args := append(strings.Fields(command), "--help")
-		out, err := exec.CommandContext(t.Context(), built.Path(t), args...).Output()
-		expect.That(t, err == nil && bytes.Contains(out, []byte("Examples:\n  cloister")),
-			"cloister %q: got %v and\n%s\nwant an example", args, err, out)
-	}
+func TestCompletionScripts(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		out, err := exec.CommandContext(t.Context(), built.Path(t), "completion", shell).Output()
 		expect.That(t, err == nil && bytes.Contains(out, []byte("cloister")),
 			"completion %s: got %v and\n%s\nwant a script", shell, err, out)
 	}
 }
-
-const commands = ",serve,join,runner,status,top,drain,undrain,run,repro,action,action ls,action show,action log," +
-	"audit,audit ls,audit show,audit verify,policy,policy check,policy explain,check,diff,gc,cas,cas put,cas get," +
-	"cas cat,cas ls,cas tree,cas stat,cas verify,cache,cache show,cache rm,invocation,invocation ls,version"
