@@ -85,7 +85,7 @@ const qemu = "qemu-system-x86_64"
 
 func TestLimits(t *testing.T) {
 	if !slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "vm") {
-		t.Skip("booting virtual machines takes minutes: run make vm")
+		sandboxtest.Unavailable(t, "vm", "booting virtual machines takes minutes: run make vm")
 	}
 	if runtime.GOARCH != "amd64" {
 		sandboxtest.Unavailable(t, "vm", "a processor other than amd64")

@@ -152,7 +152,7 @@ const (
 )
 
 // If on is true, settle waits until the watched processes of all servers are idle and have finished deferred work, and
-// until the kernel has written all dirty pages, which would slow down whoever writes next.
+// until the kernel has written all dirty pages, which would slow down the next server that writes.
 func settle(ctx context.Context, on bool, servers []*Server) error {
 	if !on {
 		return nil
