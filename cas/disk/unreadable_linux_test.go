@@ -164,7 +164,7 @@ func prepareDenied(t *testing.T, dir string) {
 	deny(t, filepath.Dir(filePath(config.Dir, digestOfBlob(1, large))), 0o700)
 }
 
-// deny makes a file or directory, which then has a mode, unreadable in the namespace.
+// deny makes a file or directory with this mode unreadable in the namespace.
 func deny(t *testing.T, path string, mode os.FileMode) {
 	t.Helper()
 	must.Succeed(t, os.Chmod(path, mode))

@@ -159,7 +159,7 @@ func (h host) startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.En
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { e.Close(context.Background()) }) // a run that is killed takes its machine along
+	t.Cleanup(func() { e.Close(context.Background()) }) // killing the run would end the kept machine
 	return e, ws.Root()
 }
 

@@ -39,7 +39,7 @@ func TestKernelsThatLackALayer(t *testing.T) {
 // readOnlyVariable makes the test binary a worker whose container has a read-only /proc/sys.
 const readOnlyVariable = "CLOISTER_TEST_READ_ONLY"
 
-// TestMissingInotifyLimitIsReported where the sandbox cannot set it.
+// TestMissingInotifyLimitIsReported: the sandbox cannot set the limit if /proc/sys is read-only.
 func TestMissingInotifyLimitIsReported(t *testing.T) {
 	t.Parallel()
 	missing := func(f sandbox.Features) bool {

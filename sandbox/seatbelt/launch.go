@@ -26,11 +26,11 @@ const (
 
 // launch returns the arguments of the shell that sets the limit of open files and becomes sandbox-exec, which reads the
 // profile from a file because profiles with many inputs are longer than arguments may be. Under the profile, another
-// shell writes to descriptor 3 that it is confined, and env sets the variables of the run, some of which would act on the
-// programs before it. The run never has that descriptor.
+// shell writes to descriptor 3 that it is confined and closes it. Then env sets the variables of the run, some of which
+// would act on the programs before it.
 func launch(spec *sandbox.Spec, placed *placement.Run, profile, file string) ([]string, error) {
 	if strings.Contains(file, "=") {
-		return nil, fmt.Errorf("%w: the path %s of the program has an equals sign", sandbox.ErrUnsupported, file)
+		return nil, fmt.Errorf("%w: the path %s of the program contains an equals sign", sandbox.ErrUnsupported, file)
 	}
 	script := `exec "$0" "$@"`
 	if n := spec.Limits.OpenFiles; n != sandbox.Unlimited {
@@ -40,8 +40,8 @@ func launch(spec *sandbox.Spec, placed *placement.Run, profile, file string) ([]
 		placed.Env, []string{file}, placed.Args[1:]), nil
 }
 
-// launchError returns an error unless the prologue, which is what was written to descriptor 3, says that the run was
-// confined. Then a failure is the command's own; env has the exit codes of a shell for a program that it cannot execute.
+// launchError returns an error unless the prologue, the text written to descriptor 3, shows that the run was confined.
+// Any later failure is the command's own: env has the exit codes of a shell for a program that it cannot execute.
 func launchError(prologue, stderr string) error {
 	if prologue == confined {
 		return nil

@@ -11,7 +11,7 @@
 //   - loopback, if granted, is that of this host, with its services, such as a server of the worker;
 //   - limits of memory, processor time and processes are refused; outputs are measured while the run lasts and after it;
 //   - processes that leave the run's process group faster than they are counted outlive it, under their profile;
-//   - attempts are not recorded, and the run has the user and the host name of the worker, and can find out which processes
+//   - attempts are not recorded; the run has the user and the host name of the worker, and can find out which processes
 //     exist.
 //
 // Features.Gaps lists what a Spec cannot exclude, so only a Spec that accepts this backend by its name runs.

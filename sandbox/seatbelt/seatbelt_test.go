@@ -74,7 +74,8 @@ func TestFamilyFollowsDescendants(t *testing.T) {
 	expect.Slices(t, later, []int{12}, "an orphan, but not a later process with a known ID")
 }
 
-// TestProfileNamesWhatIsReadOfTheSystem: the rest includes the arguments and the environments of other processes.
+// TestProfileNamesWhatIsReadOfTheSystem: the profile permits no sysctl that shows the arguments and environments of
+// other processes.
 func TestProfileNamesWhatIsReadOfTheSystem(t *testing.T) {
 	got := Profile(&placement.Run{}, &sandbox.Network{})
 	for _, line := range []string{"(allow sysctl-read)", `"kern.proc`, `"kern."`, `"net.`} {
@@ -98,8 +99,8 @@ func TestLongProfilesAreNoArguments(t *testing.T) {
 	expect.That(t, len(Profile(r, &sandbox.Network{})) > 1<<20, "the profile is short")
 }
 
-// launchUnder executes what launch returns with a script in the place of sandbox-exec. It returns the output, the exit code
-// and whether it is a result of the command.
+// launchUnder executes what launch returns, with a script in the place of sandbox-exec. It returns the output, the exit
+// code and the error of launchError.
 func launchUnder(t *testing.T, sandboxExec string, spec *sandbox.Spec, r *placement.Run, file string) (stdout, stderr string, code int, failed error) {
 	t.Helper()
 	for _, name := range []string{"/bin/sh", shell, setEnv} {
@@ -129,8 +130,8 @@ func launchUnder(t *testing.T, sandboxExec string, spec *sandbox.Spec, r *placem
 // confines stands for a sandbox-exec that applies its profile.
 const confines = `shift 2; exec "$@"`
 
-// TestLaunchErrors: a failure of the sandbox is no result of the command, and the command's own failure is one, even if it
-// is that of another sandbox-exec.
+// TestLaunchErrors: a failure of the sandbox is an error. A failure of the command is a result, even if the command is
+// another sandbox-exec.
 func TestLaunchErrors(t *testing.T) {
 	const refused = "echo 'sandbox-exec: sandbox_apply: Operation not permitted' >&2; exit 71"
 	text := filepath.Join(t.TempDir(), "text")
@@ -160,8 +161,8 @@ func TestLaunchErrors(t *testing.T) {
 	}
 }
 
-// TestCommandHasItsEnvironmentAndLimitOnly: the variables of the run do not act on the programs before it, which run
-// outside its profile, and it cannot write that it is confined.
+// TestCommandHasItsEnvironmentAndLimitOnly: the variables of the run do not reach the programs that start it outside
+// its profile, and the command does not have descriptor 3.
 func TestCommandHasItsEnvironmentAndLimitOnly(t *testing.T) {
 	r := &placement.Run{Args: []string{"tool"}, Env: []string{"-u=1", "BASH_FUNC_ulimit%%=() { :; }", "DYLD_INSERT_LIBRARIES=/build/l"}}
 	spec := &sandbox.Spec{Limits: sandbox.Limits{OpenFiles: sandbox.Unlimited}}

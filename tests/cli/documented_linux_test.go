@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// documented runs check and compares its output with docs/backends.md: the names of the checks and the tier, since results
-// and details depend on the machine. Where a backend works that the document shows as refused, there is nothing to compare.
+// documented runs check and compares the names of the checks and the tier with docs/backends.md. Results and details
+// depend on the machine. If a backend works here that the page shows as refused, there is nothing to compare.
 func (s *story) documented(args []string) error {
 	page, err := os.ReadFile("../../docs/backends.md")
 	if err != nil {
@@ -39,8 +39,8 @@ func (s *story) documented(args []string) error {
 // checkLine is the beginning of a line of check: a result, and a name or its first 25 characters.
 var checkLine = regexp.MustCompile(`(?m)^(?:ok  |off |FAIL|tier)  (.{1,25})`)
 
-// checkNames returns the names of the checks and the tier in an output of check, without those that are the same for each
-// backend.
+// checkNames returns the names of the checks and the tier in an output of check, without the checks that are the same
+// for each backend.
 func checkNames(text string) []string {
 	var names []string
 	for _, m := range checkLine.FindAllStringSubmatch(text, -1) {

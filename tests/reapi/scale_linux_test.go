@@ -52,7 +52,7 @@ var scaleTests = []scaleTest{
 		slots(1), queued,
 		100 << 20, 30 << 10,
 	},
-	// With its directories, the largest tree has as many entries as a tree may have.
+	// With its directories, the largest tree reaches the maximum number of entries.
 	{"files of an input tree", 4_000, [3]int{50_000, 200_000, 999_000}, slots(2), manyInputs, 100 << 20, 5 << 9},
 	{"files of an output directory", 2_000, [3]int{12_500, 50_000, 200_000}, slots(2), manyOutputs, 100 << 20, 3 << 10},
 	{"bytes of stdout", 40 << 20, [3]int{64 << 20, 256 << 20, 1 << 30}, slots(2), muchStdout, 300 << 20, 0},

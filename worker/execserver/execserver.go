@@ -205,7 +205,8 @@ type client struct {
 }
 
 // follow sends first, if it is not nil, and then each later state of o, including the last. It repeats the state after
-// Config.KeepaliveInterval (rule 91), and during a pull about once a second. A client that hangs up ends only its own call (rule 93).
+// Config.KeepaliveInterval (rule 91), and during a pull about once a second. A client that hangs up ends only its own
+// call (rule 93).
 func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err error) {
 	s.streams.Add(1)
 	defer s.streams.Add(-1)

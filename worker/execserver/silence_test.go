@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// TestManyStreamsRepeatLessOften: 150,000 waiting clients get 3,000 repetitions per second, not 7,500. The progress of
-// pulls is repeated once a second, to 1,000 clients in all.
+// TestManyStreamsRepeatLessOften: 150,000 waiting clients get 3,000 repetitions per second, not 7,500. During a
+// pull, a stream repeats its state once a second, but all streams together at most 1,000 times per second.
 func TestManyStreamsRepeatLessOften(t *testing.T) {
 	t.Parallel()
 	s := &server{Config: Config{KeepaliveInterval: 20 * time.Second}}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verbatim returns the path by which the system looks up every name as it is.
+// verbatim returns dir: only Windows changes names in paths.
 func verbatim(dir string) string { return dir }
 
 // fileBytes returns the size of a file with its extended attributes, one of which is the resource fork of macOS.
@@ -37,7 +37,7 @@ func fileBytes(name string) (int64, error) {
 		return n, err
 	}
 	for attribute := range strings.SplitSeq(string(names[:length]), "\x00") {
-		// Without a size it is the system's, or was removed meanwhile.
+		// An attribute without a size belongs to the system, or was removed meanwhile.
 		if size, err := unix.Lgetxattr(name, attribute, nil); err == nil {
 			n += int64(size)
 		}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// verbatim returns the path by which the system looks up every name as it is: other paths lose dots and spaces at the
-// end of names.
+// verbatim returns the form of dir in which Windows looks up names unchanged: in other paths it drops dots and spaces
+// at the end of names.
 func verbatim(dir string) string {
 	const prefix = `\\?\`
 	share, isShare := strings.CutPrefix(dir, `\\`)
@@ -25,7 +25,7 @@ func verbatim(dir string) string {
 	return prefix + dir
 }
 
-// fileBytes returns the size of a file with all its streams. It comes from the file, because Windows updates that in
+// fileBytes returns the size of a file with all its streams. It asks the file, because Windows updates the sizes in
 // directories late.
 func fileBytes(name string) (int64, error) {
 	path, err := windows.UTF16PtrFromString(name)

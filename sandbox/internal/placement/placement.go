@@ -165,7 +165,7 @@ func removeTree(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// maxDepth is how many levels of directories RemoveAll may find, since it holds a descriptor for each.
+// maxDepth limits the depth of trees that are left to RemoveAll, which holds a descriptor for each level.
 const maxDepth = 16
 
 // flatten makes the directories of a tree writable as far as that is possible, and moves those at maxDepth up to root,

@@ -17,8 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDeepTreesAreRemoved: neither the depth of a tree nor its modes keep a workspace, and removing it leaves the worker
-// enough descriptors.
+// TestDeepTreesAreRemoved: a workspace is removed whatever the depth and the modes of its tree, with few descriptors.
 func TestDeepTreesAreRemoved(t *testing.T) {
 	const depth, descriptors = 5000, 128
 	h := NewHost()
@@ -100,7 +99,7 @@ func TestEndOfTheRunDecides(t *testing.T) {
 	}
 }
 
-// TestAttributesCount: what a run stores beside the contents of files counts. macOS has resource forks there.
+// TestAttributesCount: extended attributes count towards the output bytes. A resource fork of macOS is one.
 func TestAttributesCount(t *testing.T) {
 	h, ws, spec := newRun(t)
 	spec.Limits.OutputBytes = 1000

@@ -14,9 +14,9 @@ import (
 var Limits = []sandbox.Limit{sandbox.LimitOutputBytes, sandbox.LimitOutputFiles}
 
 // exceeded returns the event for a limit of the outputs, the workspace or a temporary directory that the run exceeds
-// now, or nil. It measures the files on disk. While the run lasts, that is a warning only: a run can exceed a limit until
-// the next call, with deleted files that it keeps open, and with files that it moves meanwhile. When it has ended, the
-// result counts. A tree that cannot be measured exceeds its limit, because a run could hide files in it.
+// now, or nil. It measures the files on disk. A run that has not ended can evade it: until the next call, with deleted
+// files that it keeps open, and with files that it moves during the measurement. It cannot evade the measurement after
+// its end. A tree that cannot be measured exceeds its limit, because a run could hide files in it.
 func (r *Run) exceeded(ended bool) *sandbox.Event {
 	for i, dir := range r.temps {
 		bytes, _, err := size(dir, ended)
@@ -76,8 +76,8 @@ func lower(a, b int64) int64 {
 	return min(a, b)
 }
 
-// size returns the bytes and the number of entries below dir, as the file system has them. What cannot be read is an
-// error. So is what disappears meanwhile if the run has ended: a process that is left hides files by renaming
+// size returns the bytes and the number of entries below dir, as the file system has them. An entry that cannot be read
+// is an error, and after the run also one that disappears meanwhile: a surviving process could hide files by renaming
 // directories.
 func size(dir string, ended bool) (bytes, files int64, err error) {
 	dir = verbatim(dir)

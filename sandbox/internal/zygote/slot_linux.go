@@ -522,8 +522,8 @@ func outerHolderMain() {
 }
 
 // holderMain holds a user namespace until its stdin ends, and prints its process ID. If the kernel does not let it
-// forbid further namespaces, the system call filter still does. Whether it accepted the limits of inotify is seen by
-// probeMain.
+// forbid further namespaces, the system call filter still does. probeMain checks whether it accepted the limits of
+// inotify.
 func holderMain() {
 	limit := func(name, n string) { _ = os.WriteFile("/proc/sys/user/max_"+name, []byte(n), 0) }
 	if os.Args[2] == "false" {

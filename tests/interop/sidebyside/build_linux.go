@@ -21,7 +21,7 @@ import (
 // targets of the example are what is built unless others are named.
 const targets = "//examples/hash/..."
 
-// A setup is what Bazel builds with.
+// A setup is a configuration of servers for Bazel.
 type setup struct {
 	name string
 	// start starts servers, and returns the address and the flags for Bazel. Before each later build it is called again,
@@ -33,7 +33,7 @@ type setup struct {
 var setups = []setup{
 	{"remote execution, far server", farServer(), false},
 	{"the same, --remote_download_toplevel", farServer("--remote_download_toplevel"), false},
-	{"remote execution, serve --cas before a far server", nearServer, false},
+	{"remote execution, serve --cas in front of a far server", nearServer, false},
 	{"remote execution, server with a far worker", farWorker, false},
 	{"far cache: cloister", farServer(), true},
 	{"far cache: bazel-remote", farBazelRemote, true},
@@ -158,7 +158,7 @@ func farBazelRemote(ctx context.Context, r *run, build int) (string, []string, e
 	return r.addr, nil, err
 }
 
-// nearServer starts cloister before a far one that executes nothing. Each build has a new near one.
+// nearServer starts cloister in front of a far one that executes nothing. Each build has a new near one.
 func nearServer(ctx context.Context, r *run, build int) (string, []string, error) {
 	if build == 0 {
 		far, err := r.serve(ctx, "far", bazelrun.ServerConfig{NoJobs: true})

@@ -3,9 +3,9 @@
 // Command sidebyside starts cloister serve (with and without --sync), bazel-remote and bb_storage on one disk, each
 // with an empty store, and compares them with cloister-bench blobs, which must be in the directory of cloister. With
 // -bucket, it compares cloister serve in front of a bucket of VersityGW, with --cas-write back, with cloister serve
-// without one. With -rtt, servers are behind a slow line that loses packets, see network. -bench names another benchmark
-// than blobs, and further arguments are passed to it. With -build, Bazel builds the example behind such a line, with
-// cloister as a server, worker and cache, and with bazel-remote as a cache; arguments are targets.
+// without one. With -rtt, servers are behind a slow network that loses packets, see network. -bench selects another
+// benchmark than blobs, and further arguments are passed to it. With -build, Bazel builds the example over such a
+// network, with cloister as a server, worker and cache, and with bazel-remote as a cache; arguments are targets.
 package main
 
 import (

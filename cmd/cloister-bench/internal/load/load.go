@@ -151,7 +151,7 @@ const (
 	settleTime = 5 * time.Minute        // after which settle fails
 )
 
-// If on is true, settle waits until the watched processes of all servers are idle and have finished deferred work, and
+// settle waits, if on is true, until the watched processes of all servers are idle and have finished deferred work, and
 // until the kernel has written all dirty pages, which would slow down the next server that writes.
 func settle(ctx context.Context, on bool, servers []*Server) error {
 	if !on {

@@ -58,8 +58,8 @@ func sweep(dir string) error {
 // dyingTime is how long a killed supervisor may take to end.
 const dyingTime = 10 * time.Second
 
-// hold locks the directory of a sandbox. It waits for a supervisor that has been killed: it keeps its lock until the
-// kernel has closed its files.
+// hold locks the directory of a sandbox. It waits for a killed supervisor, which keeps its lock until the kernel has
+// closed its files.
 func hold(path string) (*os.File, error) {
 	deadline, ended := time.Now().Add(dyingTime), false
 	for {
