@@ -6,6 +6,7 @@ package placement
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -22,11 +23,14 @@ func fileBytes(name string) (int64, error) {
 		return 0, err
 	}
 	n := int64(0)
-	if info.Mode().IsRegular() {
+	switch m := info.Mode(); {
+	case m.IsRegular():
 		n = info.Size()
+	case m&(fs.ModeDir|fs.ModeSymlink) == 0:
+		return 0, nil // macOS gives no attributes to sockets, pipes and devices
 	}
 	length, err := unix.Llistxattr(name, nil)
-	if errors.Is(err, unix.ENOTSUP) {
+	if errors.Is(err, unix.ENOTSUP) || errors.Is(err, fs.ErrPermission) { // macOS lists those of readable files only
 		return n, nil
 	}
 	if err != nil || length == 0 {
@@ -37,8 +41,10 @@ func fileBytes(name string) (int64, error) {
 		return n, err
 	}
 	for attribute := range strings.SplitSeq(string(names[:length]), "\x00") {
-		// An attribute without a size belongs to the system, or was removed meanwhile.
-		if size, err := unix.Lgetxattr(name, attribute, nil); err == nil {
+		if strings.HasPrefix(attribute, "security.") {
+			continue // a label of the system
+		}
+		if size, err := unix.Lgetxattr(name, attribute, nil); err == nil { // or it was removed meanwhile
 			n += int64(size)
 		}
 	}

@@ -158,7 +158,8 @@ func (w *workspace) Close() error {
 
 // removeTree removes a directory, whatever the modes and the depth of the directories in it, as the run's user can.
 func removeTree(dir string) error {
-	if root, err := os.OpenRoot(dir); err == nil { // otherwise RemoveAll has the error
+	_ = os.Chmod(dir, 0o700) // RemoveAll has the error
+	if root, err := os.OpenRoot(dir); err == nil {
 		flatten(root)
 		_ = root.Close()
 	}

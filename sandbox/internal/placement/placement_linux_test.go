@@ -99,17 +99,33 @@ func TestEndOfTheRunDecides(t *testing.T) {
 	}
 }
 
+// TestClosedTempIsRemoved: a run cannot keep its temporary directory by taking away the permission to read it.
+func TestClosedTempIsRemoved(t *testing.T) {
+	h, _, spec := newRun(t)
+	r := must.Get(h.Place(spec))(t)
+	dir := r.Writable[1]
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	must.Succeed(t, os.Chmod(dir, 0))
+	must.Succeed(t, r.Restore())
+	expect.Error(t, expect.Err(os.Lstat(dir)), os.ErrNotExist, "the directory")
+}
+
 // TestAttributesCount: extended attributes count towards the output bytes. A resource fork of macOS is one.
 func TestAttributesCount(t *testing.T) {
 	h, ws, spec := newRun(t)
 	spec.Limits.OutputBytes = 1000
-	r := must.Get(h.Place(spec))(t)
-	expect.That(t, r.exceeded(true) == nil, "before: %v", r.exceeded(true))
-	err := unix.Setxattr(filepath.Join(ws.Name(), "out/src"), "user.big", make([]byte, 1500), 0)
+	input := filepath.Join(ws.Name(), "in/src/a.c")
+	must.Succeed(t, os.Chmod(input, 0o600)) // ordinary users set attributes of writable files only
+	err := unix.Setxattr(input, "user.big", make([]byte, 1500), 0)
 	if errors.Is(err, unix.ENOTSUP) {
 		sandboxtest.Unavailable(t, "tmpfs", err)
 	}
 	must.Succeed(t, err)
+	r := must.Get(h.Place(spec))(t)
+	expect.That(t, r.exceeded(true) == nil, "with attributes of an input: %v", r.exceeded(true))
+	must.Succeed(t, unix.Mkfifo(filepath.Join(r.Writable[1], "pipe"), 0o600))
+	expect.That(t, r.exceeded(true) == nil, "with a pipe: %v", r.exceeded(true))
+	must.Succeed(t, unix.Setxattr(filepath.Join(ws.Name(), "out/src"), "user.big", make([]byte, 1500), 0))
 	if e := r.exceeded(true); e == nil || e.Subject != string(sandbox.LimitOutputBytes) {
 		t.Errorf("got %v, want the limit of output bytes", e)
 	}

@@ -45,6 +45,7 @@ type placed struct {
 	name string // relative to the workspace
 	from string // where it was in the workspace, or "" if it was copied
 	info fs.FileInfo
+	size int64 // with attributes, in bytes
 }
 
 // Place checks that spec needs no mounts and puts its inputs in place. The error is sandbox.ErrUnsupported for an input
@@ -231,7 +232,9 @@ func (r *Run) copy(from *os.File, name string) error {
 func (r *Run) record(name, from string, failed error) error {
 	info, err := r.ws.root.Lstat(name)
 	if err == nil {
-		r.placed = append(r.placed, placed{name, from, info})
+		size, sizeErr := fileBytes(verbatim(filepath.Join(r.ws.dir, filepath.FromSlash(name))))
+		r.placed = append(r.placed, placed{name, from, info, size})
+		err = sizeErr
 	}
 	return errors.Join(failed, err)
 }

@@ -15,8 +15,9 @@ var Limits = []sandbox.Limit{sandbox.LimitOutputBytes, sandbox.LimitOutputFiles}
 
 // exceeded returns the event for a limit of the outputs, the workspace or a temporary directory that the run exceeds
 // now, or nil. It measures the files on disk. A run that has not ended can evade it: until the next call, with deleted
-// files that it keeps open, and with files that it moves during the measurement. It cannot evade the measurement after
-// its end. A tree that cannot be measured exceeds its limit, because a run could hide files in it.
+// files that it keeps open, and with files that it moves during the measurement. The measurement after its end misses
+// what a surviving process moves meanwhile, and attributes of files that cannot be read. A tree that cannot be measured
+// exceeds its limit, because a run could hide files in it.
 func (r *Run) exceeded(ended bool) *sandbox.Event {
 	for i, dir := range r.temps {
 		bytes, _, err := size(dir, ended)
@@ -35,7 +36,7 @@ func (r *Run) exceeded(ended bool) *sandbox.Event {
 	}
 	bytes, files := int64(0), -int64(len(r.placed))
 	for _, p := range r.placed {
-		bytes -= p.info.Size()
+		bytes -= p.size
 	}
 	var err error
 	for _, o := range r.spec.Outputs {
