@@ -132,7 +132,7 @@ vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1
 
 kernel: ## download the kernel for virtual machines in tests (once)
 	@.ci/tools vm
-	$(GO) test -count=1 ./tests/vm -run '^TestKernel$$'
+	CLOISTER_REQUIRE=vm $(GO) test -count=1 ./tests/vm -run '^TestKernel$$'
 
 qemu: kernel ## test virtual machines on an emulated processor (10 minutes)
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -skip '^TestBackendWithMSB$$' ./sandbox/microvm

@@ -83,10 +83,16 @@ var kernels = []struct{ name, processors, skip string }{
 
 const qemu = "qemu-system-x86_64"
 
-func TestLimits(t *testing.T) {
+// needMachines skips the test unless somebody wants virtual machines: they take minutes, and their kernels a download.
+func needMachines(t *testing.T) {
+	t.Helper()
 	if !slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "vm") {
 		sandboxtest.Unavailable(t, "vm", "booting virtual machines takes minutes: run make vm")
 	}
+}
+
+func TestLimits(t *testing.T) {
+	needMachines(t)
 	if runtime.GOARCH != "amd64" {
 		sandboxtest.Unavailable(t, "vm", "a processor other than amd64")
 	}
@@ -122,6 +128,7 @@ func TestLimits(t *testing.T) {
 
 // TestKernel fetches the kernel that other tests use.
 func TestKernel(t *testing.T) {
+	needMachines(t)
 	k, err := guestkernel.Fetch(t.Context(), guestkernel.Usual)
 	if err == nil {
 		_, err = k.File("boot/vmlinuz-*")

@@ -46,12 +46,17 @@ func TestPullHoldsNoSlot(t *testing.T) {
 		d := q.Demands()
 		expect.That(t, len(d) == 1 && d[0].Queued == 3 && d[0].Unmet != "", "Demands = %+v, want one of three actions, with a reason", d)
 		other := submit(t, q, "other", answer(nil, nil))
-		expect.Equal(t, q.Stats(), (queue.Stats{Queued: 3, Running: 1, Slots: 1, Working: 1}), "Stats")
-		e.release("other")
+		next := submit(t, q, "next", answer(nil, nil))
+		d = q.Demands()
+		expect.That(t, len(d) == 2 && d[0].Queued == 1 && d[0].Unmet == "" && d[1].Queued == 3 && d[1].Unmet != "",
+			"Demands = %+v, want one action that a worker may take, and the three", d)
+		expect.Equal(t, q.Stats(), (queue.Stats{Queued: 4, Oldest: time.Now(), Running: 1, Slots: 1, Working: 1}), "Stats")
+		e.release("other", "next")
 		wantRun(t, other, 1)
+		wantRun(t, next, 2)
 		close(failed)
 		wantFault(t, refused, worker.FaultUnmet)
-		wantCounts(t, e, 1, 0, 0)
+		wantCounts(t, e, 2, 0, 0)
 		close(done)
 		synctest.Wait()
 		for _, o := range []*queue.Operation{first, second} {
@@ -62,7 +67,7 @@ func TestPullHoldsNoSlot(t *testing.T) {
 		e.release("first", "second")
 		wantStage(t, first, repb.ExecutionStage_COMPLETED)
 		wantStage(t, second, repb.ExecutionStage_COMPLETED)
-		wantCounts(t, e, 3, 0, 0)
+		wantCounts(t, e, 4, 0, 0)
 	})
 }
 

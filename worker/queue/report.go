@@ -104,7 +104,8 @@ func (s *Slot) state() SlotState {
 	return state
 }
 
-// A Demand counts the queued actions of one instance with equal demands, including those whose Pull runs.
+// A Demand counts the queued actions of one instance with equal demands that wait for the same reason, including those
+// whose Pull runs.
 type Demand struct {
 	Instance   string
 	Properties []worker.Property
@@ -120,14 +121,13 @@ func (q *Queue) Demands() []Demand {
 	var all []Demand
 	add := func(j *job, queued int, unmet string) {
 		i := slices.IndexFunc(all, func(d Demand) bool {
-			return d.Instance == j.req.Task.Instance && slices.Equal(d.Properties, j.req.Demands)
+			return d.Instance == j.req.Task.Instance && d.Unmet == unmet && slices.Equal(d.Properties, j.req.Demands)
 		})
 		if i < 0 {
 			i = len(all)
-			all = append(all, Demand{Instance: j.req.Task.Instance, Properties: slices.Clone(j.req.Demands)})
+			all = append(all, Demand{Instance: j.req.Task.Instance, Properties: slices.Clone(j.req.Demands), Unmet: unmet})
 		}
 		all[i].Queued += queued
-		all[i].Unmet = cmp.Or(all[i].Unmet, unmet)
 	}
 	for _, b := range q.ready.Buckets() {
 		add(b.Peek(), b.Len(), q.unmet(b.Peek()))
@@ -139,7 +139,7 @@ func (q *Queue) Demands() []Demand {
 	}
 	slices.SortFunc(all, func(a, b Demand) int {
 		return cmp.Or(slices.CompareFunc(a.Properties, b.Properties, worker.Property.Compare),
-			strings.Compare(a.Instance, b.Instance))
+			strings.Compare(a.Unmet, b.Unmet), strings.Compare(a.Instance, b.Instance))
 	})
 	return all
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -129,5 +130,5 @@ func (g *Group) Remove() error {
 			return fmt.Errorf("kill the group %s: %w", g.name, err)
 		}
 	}
-	return remove(g.control)
+	return remove(g.control, time.Now().Add(leaveTime))
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -165,9 +166,9 @@ type place struct {
 // create creates and locks the worker's group in all places; dirs names its directories. First it deletes what dead
 // workers left in each: a worker may have been in other groups of one hierarchy and in the same of another.
 func (h *Host) create(places []place, create func(string) (control, error), dirs func(string) map[string]string) error {
-	left := map[string]bool{}
+	left, deadline := map[string]bool{}, time.Now().Add(leaveTime)
 	for _, p := range places {
-		for _, name := range p.sweep() {
+		for _, name := range p.sweep(deadline) {
 			left[name] = true
 		}
 	}
@@ -191,14 +192,14 @@ func (h *Host) create(places []place, create func(string) (control, error), dirs
 
 // sweep deletes the groups of dead workers and returns the names of everything it found. The lock tells whether a
 // worker is dead; the pid in the name may be reused and differs between namespaces. The processes of a dead worker have
-// been killed, too. A group that holds one for longer than remove waits stays for the next worker to delete.
-func (p place) sweep() (names []string) {
+// been killed, too. A group that still holds one at the deadline stays for the next worker to delete.
+func (p place) sweep(deadline time.Time) (names []string) {
 	left, _ := filepath.Glob(filepath.Join(p.dir, prefix+"*"))
 	for _, w := range left {
 		names = append(names, filepath.Base(w))
 		if f, err := lock(w); err == nil {
 			if c, err := p.load(filepath.Base(w)); err == nil {
-				_ = remove(c)
+				_ = remove(c, deadline)
 			}
 			f.Close()
 		}
@@ -318,7 +319,7 @@ func (h *Host) Close() error {
 		errs = append(errs, g.Remove())
 	}
 	if h.parent != nil {
-		errs = append(errs, remove(h.parent))
+		errs = append(errs, remove(h.parent, time.Now().Add(leaveTime)))
 		h.parent = nil
 	}
 	closeAll(h.locks)

@@ -288,10 +288,13 @@ func locate(mount, group string) (string, error) {
 	}
 }
 
-// remove deletes a group and waits up to two seconds for killed processes to leave it: they stay for a moment after
+// leaveTime is how long killed processes may take to leave their groups.
+const leaveTime = 2 * time.Second
+
+// remove deletes a group. Until the deadline it waits for killed processes to leave it: they stay for a moment after
 // they were waited for, and version 1 does not report when they leave.
-func remove(c control) error {
-	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+func remove(c control, deadline time.Time) error {
+	for ; ; time.Sleep(5 * time.Millisecond) {
 		err := c.Delete()
 		if err == nil || errors.Is(err, cgroup1.ErrCgroupDeleted) || errors.Is(err, os.ErrNotExist) {
 			return nil

@@ -10,7 +10,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,14 +115,12 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 	return m, nil
 }
 
-// addDemand adds d to all, merging it with the last if that has the same properties: demands of several instances are
-// sorted by property.
+// addDemand adds d to all, merging it with the last if that has the same properties and reason, by which demands of
+// several instances are sorted.
 func addDemand(all []*cloisterpb.Demand, d queue.Demand) []*cloisterpb.Demand {
 	properties := texts(d.Properties)
-	if n := len(all); n > 0 && slices.Equal(all[n-1].Properties, properties) {
-		last := all[n-1]
-		last.Queued += int64(d.Queued)
-		last.Unmet = cmp.Or(last.Unmet, d.Unmet)
+	if n := len(all); n > 0 && all[n-1].Unmet == d.Unmet && slices.Equal(all[n-1].Properties, properties) {
+		all[n-1].Queued += int64(d.Queued)
 		return all
 	}
 	return append(all, &cloisterpb.Demand{Properties: properties, Queued: int64(d.Queued), Unmet: d.Unmet})

@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/tests/expect"
@@ -61,6 +64,36 @@ func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 	sweeping.Wait()
 	left := must.Get(os.ReadDir(filepath.Join(filepath.Dir(all), "moving")))(t)
 	expect.That(t, len(left) == 0, "left in the directory of moves: %v", left)
+}
+
+// TestKilledSupervisorIsAwaited: a supervisor that was killed keeps its lock for a moment, in which it does not live.
+func TestKilledSupervisorIsAwaited(t *testing.T) {
+	dir := t.TempDir()
+	locked := must.Get(localworker.Hold(dir, true))(t)
+	cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+	must.Succeed(t, cmd.Start())
+	must.Succeed(t, write(dir, &State{PID: cmd.Process.Pid}))
+	soon := func() time.Time { return time.Now().Add(time.Minute) }
+	if held, err := hold(dir, soon()); err == nil || held != nil {
+		t.Errorf("while the supervisor lives: got %v, %v, want an error", held, err)
+	}
+	must.Succeed(t, cmd.Process.Kill())
+	if dying, ended := fate(cmd.Process.Pid); !dying || ended {
+		t.Errorf("of a killed process: got %v, %v, want that it is dying", dying, ended)
+	}
+	got := make(chan error, 1)
+	go func() {
+		held, err := hold(dir, soon())
+		got <- errors.Join(err, held.Close())
+	}()
+	must.Succeed(t, locked.Close())
+	must.Succeed(t, <-got)
+	_ = cmd.Wait() // reports the kill
+	locked = must.Get(localworker.Hold(dir, false))(t)
+	defer locked.Close()
+	if held, err := hold(dir, soon()); err == nil || held != nil {
+		t.Errorf("locked by another process: got %v, %v, want an error", held, err)
+	}
 }
 
 // TestForeignStateDirectoryIsRefused: others could replace the sandboxes in it.

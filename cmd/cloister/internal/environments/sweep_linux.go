@@ -26,10 +26,10 @@ func sweep(dir string) error {
 	if err != nil {
 		return exit.New(exit.Environment, err)
 	}
-	died := false
+	died, deadline := false, time.Now().Add(dyingTime)
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		held, err := hold(path)
+		held, err := hold(path, deadline)
 		if err != nil {
 			continue // it lives, or is being created
 		}
@@ -55,13 +55,13 @@ func sweep(dir string) error {
 	return nil
 }
 
-// dyingTime is how long a killed supervisor may take to end.
-const dyingTime = 10 * time.Second
+// dyingTime is how long killed supervisors may take to end.
+const dyingTime = 5 * time.Second
 
 // hold locks the directory of a sandbox. It waits for a killed supervisor, which keeps its lock until the kernel has
 // closed its files.
-func hold(path string) (*os.File, error) {
-	deadline, ended := time.Now().Add(dyingTime), false
+func hold(path string, deadline time.Time) (*os.File, error) {
+	ended := false
 	for {
 		held, err := localworker.Hold(path, false)
 		if err == nil || ended || time.Now().After(deadline) {
