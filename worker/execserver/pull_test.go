@@ -23,7 +23,7 @@ func TestPullsReachClients(t *testing.T) {
 	pulled := make(chan struct{})
 	read := make(chan int64, 1)
 	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
-		c.KeepaliveInterval = time.Millisecond
+		c.KeepaliveInterval = time.Hour // only pulls are repeated sooner
 		admit := c.Admit
 		c.Admit = func(ctx context.Context, task *worker.Task) (worker.Admission, error) {
 			a, err := admit(ctx, task)
