@@ -300,10 +300,16 @@ func (r *recovery) matchFiles() error {
 
 // countUnread counts the entries of gone whose files are in dirs, which cannot be read.
 func (c *Cache) countUnread(dirs []string, gone []index.Key) {
+	unread := map[string]bool{}
 	for _, dir := range dirs {
-		for _, k := range gone {
-			if path, err := c.pathBelow("files", k); err == nil && strings.HasPrefix(path, dir) {
+		unread[dir] = true
+	}
+	for _, k := range gone {
+		path, err := c.pathBelow("files", k)
+		for dir := path; err == nil && len(unread) > 0 && len(dir) > len(c.dir); dir = filepath.Dir(dir) {
+			if unread[dir] {
 				c.logLost.Add(1)
+				break
 			}
 		}
 	}

@@ -85,7 +85,7 @@ type Stats struct {
 	// none.
 	PendingBytes int64
 	Oldest       time.Time
-	Lost         int64 // pending writes that can never be sent: the local store has lost them, or the journal was damaged
+	Lost         int64 // writes that can never be sent: the local store has lost them, or their record was damaged
 	Unanswered   int64 // queries answered without the upstream, which was unreachable or failed
 	Refused      int64 // results that the upstream refused
 	Renewed      int64 // blobs and results renewed in the upstream because they were used locally
