@@ -86,7 +86,7 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 		return nil
 	case t.uncacheable(), spec.Audit == sandbox.AuditFull, len(g.Fail)+len(g.Kill) > 0, !g.Hermetic, g.Superuser:
 		return nil // a worker's events cannot be attributed to one request
-	case req.place.own, l.cfg.Features.SameUser, len(req.Layout.Owned()) > 0:
+	case req.place.own, l.cfg.Features.SameUser, l.cfg.Features.Kernel != "", len(req.Layout.Owned()) > 0:
 		return nil // its files cannot be replaced, or not be protected from the tool
 	case slices.ContainsFunc(req.outputs, func(o string) bool {
 		return o == "." || strings.HasPrefix(req.Command.WorkingDirectory+"/", o+"/")

@@ -163,6 +163,9 @@ func TestPersistentWorkersNeedPolicy(t *testing.T) {
 	b := newToolBench(t, true)
 	b.variation = &Variation{Env: []string{"X=1"}}
 	plain(b, "variation")
+	b = newToolBench(t, true)
+	b.Local.cfg.Features.Kernel = "another"
+	plain(b, "a kernel that has copies of the files")
 	b = newToolBench(t, true, propertyWorkerKey, "k")
 	b.unmarked = true
 	plain(b, "a key without tools, whose change it need not show")
