@@ -299,6 +299,31 @@ func calls(store *object.Store, present cas.Digest) map[string]func(context.Cont
 	}
 }
 
+// TestArchivedBlobIsPutAgain: a bucket lists an object that a rule has archived, and refuses to read it.
+func TestArchivedBlobIsPutAgain(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		d := put(t, store, []byte("archived"))
+		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, what string, _ int) bool {
+			if what != "GET" {
+				return false
+			}
+			refuse(w, 403, "InvalidObjectState", "The operation is not valid for the object's storage class")
+			return true
+		}})
+		_, err := store.Open(t.Context(), d, 0)
+		if !errors.Is(err, cas.ErrCorrupt) || !strings.Contains(err.Error(), "archived") {
+			t.Errorf("got %v, want ErrCorrupt that says why", err)
+		}
+		missing, err := store.Missing(t.Context(), []cas.Digest{d})
+		expect.That(t, err == nil && len(missing) == 1, "got missing %v, %v, want the blob", missing, err)
+		s.spoil(faults{})
+		put(t, store, []byte("archived"))
+		missing, err = store.Missing(t.Context(), []cas.Digest{d})
+		expect.That(t, err == nil && len(missing) == 0, "put again: got missing %v, %v, want none", missing, err)
+	})
+}
+
 // TestServerErrors checks the kind and the advice of errors, and that they quote the server in one printable line.
 func TestServerErrors(t *testing.T) {
 	const hostile = "\x1b[2J\u202e\n\r"

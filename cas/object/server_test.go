@@ -226,6 +226,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case !strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential="+accessKey+"/"):
 			refuse(w, 403, "AccessDenied", "authorization is "+r.Header.Get("Authorization"))
 			return
+		case (what == "PUT" || what == "part") && r.Header.Get("Content-Md5") == "":
+			refuse(w, 400, "InvalidRequest", "Content-MD5 is required with object lock")
+			return
 		case len(body) > 0 && stated != hex.EncodeToString(sum[:]):
 			refuse(w, 400, "XAmzContentSHA256Mismatch", "the body does not match "+stated)
 			return

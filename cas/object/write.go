@@ -88,14 +88,16 @@ func (s *Store) putWhole(ctx context.Context, what, key string, data []byte) err
 	})
 }
 
-// sums returns the checksum of data that the server verifies: SHA-256 at Amazon, MD5 at Google.
+// sums returns the checksums of data that the server verifies: MD5, without which Amazon refuses uploads to buckets with
+// object lock, and at Amazon SHA-256.
 func (c *Client) sums(data []byte) (md5Base64, sha256Hex string) {
-	if c.google {
-		sum := md5.Sum(data)
-		return base64.StdEncoding.EncodeToString(sum[:]), ""
+	old := md5.Sum(data)
+	md5Base64 = base64.StdEncoding.EncodeToString(old[:])
+	if !c.google {
+		sum := sha256.Sum256(data)
+		sha256Hex = hex.EncodeToString(sum[:])
 	}
-	sum := sha256.Sum256(data)
-	return "", hex.EncodeToString(sum[:])
+	return md5Base64, sha256Hex
 }
 
 // uploadHeader is the metadata key under which an object that was uploaded in parts has the name of the upload.

@@ -43,6 +43,7 @@ func TestFullJournal(t *testing.T) {
 	}
 	wantError(t, "wrong bytes", errs[1], cas.ErrMismatch)
 	expect.Equal(t, p.Stats().Pending, 1, "pending")
+	wantMissing(t, "what is in no journal", p.store, []cas.Digest{before, refused}, []cas.Digest{refused})
 	text, err := os.ReadFile(p.journal)
 	if err != nil || !strings.HasPrefix(string(text), "add blob \"\" "+before.String()+" ") ||
 		strings.Count(string(text), "\n") != 1 {
@@ -50,8 +51,10 @@ func TestFullJournal(t *testing.T) {
 	}
 	must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old))
 	_, after := put(t, p.store, 3, 100)
+	put(t, p.store, 2, 100)
 	p.faultyUpstream.Heal()
+	wantMissing(t, "put again", p.store, []cas.Digest{refused}, nil)
 	p.drain(t)
-	expect.That(t, has(t, p.upstream, before) && has(t, p.upstream, after),
+	expect.That(t, has(t, p.upstream, before) && has(t, p.upstream, after) && has(t, p.upstream, refused),
 		"acknowledged writes are not in the upstream")
 }

@@ -18,12 +18,24 @@ import (
 // maxSuspects limits the blobs of suspects; a new one may replace any of them.
 const maxSuspects = 1 << 16
 
-// suspects are the blobs that the upstream claims to have but failed to deliver. Until they are put again or read
-// successfully, Missing reports them as absent unless they are local. They are in memory only: after a restart, the
-// next read finds them again.
+// suspects are the blobs that clients must put again although a store lists them. Until they are put again, or an unread
+// one is read successfully, Missing reports them as absent. They are in memory only: after a restart, the next read
+// finds unread ones again, and the next use sends others.
 type suspects struct {
-	mu     sync.Mutex
-	unread map[key]bool // guarded by mu
+	mu       sync.Mutex
+	unread   map[key]bool // guarded by mu; the upstream claims to have them but failed to deliver them
+	unlisted map[key]bool // guarded by mu; they are local, but the journal could not be written
+}
+
+// addTo adds k to one of its sets. The caller holds mu.
+func (u *suspects) addTo(set map[key]bool, k key) {
+	for old := range set {
+		if len(set) < maxSuspects {
+			break
+		}
+		delete(set, old)
+	}
+	set[k] = true
 }
 
 // recordFetch records the result of reading d from the upstream.
@@ -40,13 +52,17 @@ func (s *store) recordFetch(d cas.Digest, err error) {
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for old := range u.unread {
-		if len(u.unread) < maxSuspects {
-			break
-		}
-		delete(u.unread, old)
+	u.addTo(u.unread, k)
+}
+
+// unsendable records that ds are local and will not be sent: clients were told that they failed to put them.
+func (s *store) unsendable(ds ...cas.Digest) {
+	u := &s.o.suspect
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, d := range ds {
+		u.addTo(u.unlisted, key{s.name, d})
 	}
-	u.unread[k] = true
 }
 
 // readable records that ds were read from the upstream, or were put again.
@@ -54,16 +70,18 @@ func (s *store) readable(ds ...cas.Digest) {
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.unread) == 0 {
+	if len(u.unread)+len(u.unlisted) == 0 {
 		return
 	}
 	for _, d := range ds {
 		delete(u.unread, key{s.name, d})
+		delete(u.unlisted, key{s.name, d})
 	}
 }
 
 // suspect returns the blobs of ds that clients must put again even if a store lists them: those that WriteThrough or an
-// earlier WriteBack has not sent, and those among absent, which are not local, that the upstream failed to deliver.
+// earlier WriteBack has not sent, those that are in no journal, and those among absent, which are not local, that the
+// upstream failed to deliver.
 func (s *store) suspect(ds, absent []cas.Digest) map[cas.Digest]bool {
 	suspect := map[cas.Digest]bool{}
 	s.o.unsent.has(s.name, ds, suspect)
@@ -73,6 +91,13 @@ func (s *store) suspect(ds, absent []cas.Digest) map[cas.Digest]bool {
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if len(u.unlisted) > 0 {
+		for _, d := range ds {
+			if u.unlisted[key{s.name, d}] {
+				suspect[d] = true
+			}
+		}
+	}
 	if len(u.unread) == 0 {
 		return suspect
 	}
@@ -151,7 +176,10 @@ func (s *store) readError(ctx context.Context, d cas.Digest, err error) error {
 		errors.Is(err, cas.ErrThrottled) {
 		return err
 	}
-	if !absentOrCorrupt(err) {
+	switch {
+	case errors.Is(err, cas.ErrCorrupt):
+		s.unreadable(d, err)
+	case !absentOrCorrupt(err):
 		missing, down := s.upstream.Store.Missing(ctx, []cas.Digest{d})
 		switch {
 		case down != nil:
@@ -160,11 +188,16 @@ func (s *store) readError(ctx context.Context, d cas.Digest, err error) error {
 			err = fmt.Errorf("blob %s: %w in the upstream", d, cas.ErrNotFound)
 		default:
 			err = fmt.Errorf("blob %s: %w: the upstream lists it but cannot deliver it: %v", d, cas.ErrCorrupt, err)
-			s.o.count(func(st *Stats) { st.Unreadable++ })
-			s.o.warn("the upstream cannot deliver a blob that it lists; it is missing until it is uploaded again",
-				"digest", d.String(), "instance", s.name, "err", err)
+			s.unreadable(d, err)
 		}
 	}
 	s.recordFetch(d, err)
 	return err
+}
+
+// unreadable reports a blob that the upstream lists but cannot deliver.
+func (s *store) unreadable(d cas.Digest, err error) {
+	s.o.count(func(st *Stats) { st.Unreadable++ })
+	s.o.warn("the upstream cannot deliver a blob that it lists; it is missing until it is uploaded again",
+		"digest", d.String(), "instance", s.name, "err", err)
 }

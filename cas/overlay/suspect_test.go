@@ -143,6 +143,9 @@ func TestUnreadableBlobsAreMissing(t *testing.T) {
 				_, err := p.store.Open(t.Context(), d, 0)
 				wantError(t, "Open", err, want)
 				wantMissing(t, "after the failed read", p.store, ds, []cas.Digest{d})
+				if want == cas.ErrCorrupt {
+					expect.Equal(t, p.Stats().Unreadable, 1, "unreadable")
+				}
 				put(t, p.store, 2, 100)
 				wantMissing(t, "after a put", p.store, ds, nil)
 				p.local.Delete(d)

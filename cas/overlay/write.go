@@ -137,11 +137,12 @@ func (s *store) upload(d cas.Digest) *upload {
 
 // sendLater makes the local blobs ds pending.
 func (s *store) sendLater(ds ...cas.Digest) error {
-	s.readable(ds...)
-	s.o.uses.renewed(blob, s.name, ds...)
 	if err := s.o.pending.add(blob, s.name, ds...); err != nil {
+		s.unsendable(ds...)
 		return err
 	}
+	s.readable(ds...)
+	s.o.uses.renewed(blob, s.name, ds...)
 	s.o.unsent.sent(s.name, ds...) // an earlier WriteThrough could not send them; now the journal has them
 	return nil
 }
@@ -232,8 +233,11 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 		return err
 	}
 	if s.o.config.Policy == WriteBack {
-		s.o.uses.renewed(result, s.name, action)
-		return s.o.pending.add(result, s.name, action)
+		err := s.o.pending.add(result, s.name, action)
+		if err == nil {
+			s.o.uses.renewed(result, s.name, action)
+		}
+		return err
 	}
 	if err := s.recordUpstream(ctx, action, r); err != nil && ctx.Err() == nil {
 		s.o.count(func(st *Stats) { st.Refused++ })
