@@ -40,6 +40,7 @@ func TestFullJournal(t *testing.T) {
 	})
 	for _, err := range []error{err, errs[0]} {
 		expect.Message(t, err, "journal", "write to a full journal")
+		wantError(t, "write to a full journal", err, cas.ErrUnwritable)
 	}
 	wantError(t, "wrong bytes", errs[1], cas.ErrMismatch)
 	expect.Equal(t, p.Stats().Pending, 1, "pending")

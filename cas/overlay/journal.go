@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -445,10 +446,19 @@ func (p *pending) append(verb string, items ...*item) error {
 		p.text, p.lines = nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("journal: %w", err)
+		return writeError("journal", err)
 	}
 	p.records += len(items)
 	return nil
+}
+
+// writeError returns err, of writing a file of an overlay, as cas.ErrFull or cas.ErrUnwritable.
+func writeError(file string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return &cas.FullError{Limit: cas.LimitDisk, Err: fmt.Errorf(
+			"%s: %w: %w: free space or inodes on its file system", file, cas.ErrFull, err)}
+	}
+	return fmt.Errorf("%s: %w: %w", file, cas.ErrUnwritable, err)
 }
 
 // compact rewrites the journal with only the pending entries. The caller holds mu, which compact releases meanwhile.

@@ -3,7 +3,6 @@
 package overlay
 
 import (
-	"fmt"
 	"sync"
 
 	"github.com/cloister-build/cloister/cas"
@@ -69,7 +68,7 @@ func (u *unsent) begin(k key) (bool, error) {
 			return false, nil
 		}
 		if err := u.log.Append(k.record(added)); err != nil {
-			return false, fmt.Errorf("record a blob that is not in the upstream yet: %w", err)
+			return false, writeError("list of blobs that are not in the upstream yet", err)
 		}
 		u.records++
 		m = &mark{}
