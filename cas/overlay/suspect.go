@@ -55,7 +55,7 @@ func (s *store) recordFetch(d cas.Digest, err error) {
 	u.addTo(u.unread, k)
 }
 
-// unsendable records that ds are local and will not be sent: clients were told that they failed to put them.
+// unsendable records local blobs that nothing will send: putting them has returned an error.
 func (s *store) unsendable(ds ...cas.Digest) {
 	u := &s.o.suspect
 	u.mu.Lock()
