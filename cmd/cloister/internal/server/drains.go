@@ -32,7 +32,7 @@ type drainsFile struct {
 // actions to a machine under maintenance.
 func readDrains(dir string) (queue.DrainState, error) {
 	name := drainsPath(dir)
-	data, err := os.ReadFile(name)
+	data, err := durable.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return queue.DrainState{}, nil
 	}
