@@ -233,7 +233,7 @@ func (v *visitor) Drop(p *segment.Record) {
 func (r *recovery) matchFiles() error {
 	c := r.cache
 	found := map[index.Key]bool{}
-	var unread []string // directories
+	unread := map[string]bool{} // directories
 	err := c.walkFiles(func(path string, k index.Key, entry fs.DirEntry, ok bool) error {
 		if !ok {
 			return nil // not a file of the store
@@ -251,7 +251,7 @@ func (r *recovery) matchFiles() error {
 		return nil
 	}, func(dir string, err error) error {
 		c.config.Log.Warn("a directory of the store cannot be read; its blobs are absent", "err", err)
-		unread = append(unread, dir+string(filepath.Separator))
+		unread[dir] = true
 		return fs.SkipDir
 	})
 	if err != nil {
@@ -298,19 +298,18 @@ func (r *recovery) matchFiles() error {
 	return nil
 }
 
-// countUnread counts the entries of gone whose files are in dirs, which cannot be read.
-func (c *Cache) countUnread(dirs []string, gone []index.Key) {
-	unread := map[string]bool{}
-	for _, dir := range dirs {
-		unread[dir] = true
+// countUnread counts the entries of gone whose files are below unread directories.
+func (c *Cache) countUnread(unread map[string]bool, gone []index.Key) {
+	if len(unread) == 0 {
+		return
 	}
 	for _, k := range gone {
-		path, err := c.pathBelow("files", k)
-		for dir := path; err == nil && len(unread) > 0 && len(dir) > len(c.dir); dir = filepath.Dir(dir) {
-			if unread[dir] {
-				c.logLost.Add(1)
-				break
-			}
+		dir, err := c.pathBelow("files", k)
+		for err == nil && !unread[dir] && len(dir) > len(c.dir) {
+			dir = filepath.Dir(dir)
+		}
+		if unread[dir] {
+			c.logLost.Add(1)
 		}
 	}
 }

@@ -73,14 +73,14 @@ func unanswered(err error) error {
 	return nil
 }
 
-// ofObject reports whether err may be about one object only: the server answered that it failed, or refused the call
-// for a reason that is none of the whole bucket.
+// ofObject reports whether err may be about one object only: the object is damaged, or the server answered that it
+// failed, or refused the call for a reason that is none of the whole bucket.
 func ofObject(err error) bool {
 	if e, ok := errors.AsType[*unavailable](err); ok {
 		return e.kind == broken
 	}
 	return err != nil && !slices.ContainsFunc([]error{
-		cas.ErrNotFound, cas.ErrCorrupt, cas.ErrDenied, cas.ErrUpstreamFull, cas.ErrUnavailable, ErrNoBucket,
+		cas.ErrNotFound, cas.ErrDenied, cas.ErrUpstreamFull, cas.ErrUnavailable, ErrNoBucket,
 		context.Canceled, context.DeadlineExceeded,
 	}, func(kind error) bool { return errors.Is(err, kind) })
 }
@@ -107,7 +107,7 @@ func (c *Client) wrap(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("%s: the object is too short: %w", op, cas.ErrCorrupt)
 	case answer.StatusCode == http.StatusInsufficientStorage || strings.Contains(answer.Code, "QuotaExceeded"):
 		return fmt.Errorf("%s: %w; free space in the bucket or raise its quota; %s", op, cas.ErrUpstreamFull, text)
-	case answer.Code == "InvalidObjectState":
+	case answer.Code == "InvalidObjectState" || answer.Code == "ObjectNotInActiveTierError": // of reads and copies
 		return fmt.Errorf("%s: %w: the object is archived; let no rule of the bucket archive objects; %s", op, cas.ErrCorrupt, text)
 	case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
 		advice := "check the credentials and the clock"

@@ -668,6 +668,7 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 			{"copy", 503, "SlowDownRead", true, nil},
 			{"copy", 501, "NotImplemented", true, nil},
 			{"copy", 400, "InvalidRequest", true, nil},
+			{"copy", 403, "ObjectNotInActiveTierError", true, nil}, // it is archived
 			{"copy", 503, "SlowDown", false, cas.ErrThrottled},
 			{"copy", 403, "AccessDenied", false, cas.ErrDenied},
 			{"HEAD", 503, "SlowDownRead", false, nil},

@@ -147,7 +147,7 @@ func New(c Config) (*Overlay, error) {
 		return nil, errors.New("overlay: Config.Journal is missing")
 	}
 	o := &Overlay{config: c, flights: map[key]*flight{}, uploads: map[key]*upload{}, warned: map[string]time.Time{}}
-	o.suspect.unread, o.suspect.unlisted, o.pacing = map[key]bool{}, map[key]bool{}, make(chan struct{}, 1)
+	o.suspect.unread, o.suspect.unqueued, o.pacing = map[key]bool{}, map[key]bool{}, make(chan struct{}, 1)
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())
 	if err := o.openFiles(); err != nil {
 		return nil, err

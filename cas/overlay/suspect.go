@@ -24,11 +24,11 @@ const maxSuspects = 1 << 16
 type suspects struct {
 	mu       sync.Mutex
 	unread   map[key]bool // guarded by mu; the upstream claims to have them but failed to deliver them
-	unlisted map[key]bool // guarded by mu; they are local, but the journal could not be written
+	unqueued map[key]bool // guarded by mu; they are local, but could not be queued
 }
 
-// addTo adds k to one of its sets. The caller holds mu.
-func (u *suspects) addTo(set map[key]bool, k key) {
+// addSuspect adds k to a set of suspects, which are locked.
+func addSuspect(set map[key]bool, k key) {
 	for old := range set {
 		if len(set) < maxSuspects {
 			break
@@ -52,16 +52,16 @@ func (s *store) recordFetch(d cas.Digest, err error) {
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.addTo(u.unread, k)
+	addSuspect(u.unread, k)
 }
 
-// unsendable records local blobs that nothing will send: putting them has returned an error.
-func (s *store) unsendable(ds ...cas.Digest) {
+// notQueued records local blobs that nothing will send: putting them has returned an error.
+func (s *store) notQueued(ds ...cas.Digest) {
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, d := range ds {
-		u.addTo(u.unlisted, key{s.name, d})
+		addSuspect(u.unqueued, key{s.name, d})
 	}
 }
 
@@ -70,17 +70,17 @@ func (s *store) readable(ds ...cas.Digest) {
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.unread)+len(u.unlisted) == 0 {
+	if len(u.unread)+len(u.unqueued) == 0 {
 		return
 	}
 	for _, d := range ds {
 		delete(u.unread, key{s.name, d})
-		delete(u.unlisted, key{s.name, d})
+		delete(u.unqueued, key{s.name, d})
 	}
 }
 
 // suspect returns the blobs of ds that clients must put again even if a store lists them: those that WriteThrough or an
-// earlier WriteBack has not sent, those that are in no journal, and those among absent, which are not local, that the
+// earlier WriteBack has not sent, those that could not be queued, and those among absent, which are not local, that the
 // upstream failed to deliver.
 func (s *store) suspect(ds, absent []cas.Digest) map[cas.Digest]bool {
 	suspect := map[cas.Digest]bool{}
@@ -91,9 +91,9 @@ func (s *store) suspect(ds, absent []cas.Digest) map[cas.Digest]bool {
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.unlisted) > 0 {
+	if len(u.unqueued) > 0 {
 		for _, d := range ds {
-			if u.unlisted[key{s.name, d}] {
+			if u.unqueued[key{s.name, d}] {
 				suspect[d] = true
 			}
 		}

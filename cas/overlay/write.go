@@ -138,7 +138,7 @@ func (s *store) upload(d cas.Digest) *upload {
 // sendLater makes the local blobs ds pending.
 func (s *store) sendLater(ds ...cas.Digest) error {
 	if err := s.o.pending.add(blob, s.name, ds...); err != nil {
-		s.unsendable(ds...)
+		s.notQueued(ds...)
 		return err
 	}
 	s.readable(ds...)

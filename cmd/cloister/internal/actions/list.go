@@ -382,7 +382,8 @@ func (e *Execution) Differs() bool { return e.Verdict == "differs" || e.Verdict 
 func (e *Execution) State() string {
 	switch {
 	case e.Pull != nil && e.Pull.Total > 0:
-		return fmt.Sprintf("pulling %d%%", min(100, 100*(e.Pull.Read/1024)/max(1, e.Pull.Total/1024))) // sizes are the registry's
+		share := 100 * float64(e.Pull.Read) / float64(e.Pull.Total)
+		return fmt.Sprintf("pulling %d%%", int(min(share, 100))) // a registry may send more than it said
 	case e.Pull != nil:
 		return "pulling"
 	case e.Status == "":
