@@ -19,7 +19,7 @@ import (
 // alternatives returns the digests with the hash and size of d in the other functions of the instance.
 func alternatives(in *cas.Instance, d cas.Digest) (ds []cas.Digest) {
 	for _, f := range in.Serves() {
-		if f == d.Function() {
+		if f == d.Function() || f.Size() != d.Function().Size() {
 			continue
 		}
 		if other, err := cas.NewDigest(f, d.Hash(), d.Size()); err == nil {
