@@ -139,7 +139,7 @@ func (a *Appender) write(batches []*batch) error {
 		return err
 	}
 	begin := g.size.Load()
-	a.assemble(g, batches, begin)
+	a.assemble(g, batches, begin, total)
 	if len(a.buffer) > 0 {
 		if err := a.writeData(g, begin); err != nil {
 			return err
@@ -162,9 +162,9 @@ func (a *Appender) write(batches []*batch) error {
 	return nil
 }
 
-// assemble collects the content of batches in the buffer and sets their positions from begin.
-func (a *Appender) assemble(g *Segment, batches []*batch, begin int64) {
-	a.buffer = a.buffer[:0]
+// assemble collects the content of batches, padded size bytes, in the buffer and sets their positions from begin.
+func (a *Appender) assemble(g *Segment, batches []*batch, begin, size int64) {
+	a.buffer = slices.Grow(a.buffer[:0], int(size))
 	for _, b := range batches {
 		for i := range b.items {
 			it := &b.items[i]
