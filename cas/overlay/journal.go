@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"slices"
 	"strconv"
 	"sync"
@@ -89,6 +88,9 @@ type pending struct {
 	records int      // in log
 	text    []byte   // of the records of the last append, and
 	lines   [][]byte // its parts; both are reused
+	batches []batch  // added since the last call of index
+	waiting int      // digests in batches
+	uses    *uses
 	items   items
 	bytes   int64   // of the blobs of items
 	byAge   []*item // all items, in the order of since, and removed ones
@@ -99,82 +101,33 @@ type pending struct {
 	delayed []*item // not in queue
 }
 
-// An item is a pending entry.
-type item struct {
-	entry
-	hash    uint64        // of the entry
-	next    *item         // another item with this hash, or nil
-	since   time.Time     // when it was first added
-	addedAt uint64        // the clock when it was last added
-	delay   time.Duration // of the next attempt, after the upstream rejected the previous one
-	until   time.Time     // end of the delay
-	removed bool
+// A batch is what one call of add has added. Writes are answered as soon as the journal has them; the set is brought up
+// to date when somebody needs it, which is usually the sender between two rounds.
+type batch struct {
+	kind     kind
+	instance string
+	digests  []cas.Digest
+	since    time.Time
+	at       uint64 // the clock
 }
 
-// items is a set of items, indexed by hashes of their entries. A map with entries as keys would take more time than the
-// rest of add.
-type items struct {
-	seed   maphash.Seed
-	byHash map[uint64]*item
-	n      int
-}
-
-func newItems() items { return items{seed: maphash.MakeSeed(), byHash: map[uint64]*item{}} }
-
-// newItem returns an item without adding it to t.
-func (t *items) newItem(e entry, since time.Time) item {
-	return item{entry: e, hash: maphash.Comparable(t.seed, e), since: since}
-}
-
-// get returns the item of e, or nil.
-func (t *items) get(e entry) *item { return t.byHash[maphash.Comparable(t.seed, e)].find(e) }
-
-// find returns the item of e among i and those after it, or nil.
-func (i *item) find(e entry) *item {
-	for i != nil && i.entry != e {
-		i = i.next
-	}
-	return i
-}
-
-// add adds i, unless t has an item with its entry, which add returns then.
-func (t *items) add(i *item) (old *item) {
-	first := t.byHash[i.hash]
-	if old = first.find(i.entry); old == nil {
-		i.next, t.byHash[i.hash] = first, i
-		t.n++
-	}
-	return old
-}
-
-// remove removes i, which is in t.
-func (t *items) remove(i *item) {
-	first := t.byHash[i.hash]
-	at := &first
-	for *at != i {
-		at = &(*at).next
-	}
-	*at, i.next = i.next, nil
-	if t.byHash[i.hash] = first; first == nil {
-		delete(t.byHash, i.hash)
-	}
-	t.n--
-}
-
-// record returns a record of i. Both verbs have the time, so that the rest of their records is equal.
-func (i *item) record(verb string) []byte { return i.appendRecord(make([]byte, 0, recordBytes), verb) }
+// maxWaiting is the number of digests in batches from which on calls of add index earlier batches. Some may have the
+// same digests.
+const maxWaiting = 1 << 17
 
 // recordBytes is a size in bytes that few records exceed.
 const recordBytes = 128
 
-func (i *item) appendRecord(b []byte, verb string) []byte {
-	b = append(i.append(append(append(b, verb...), ' ')), ' ')
-	return strconv.AppendInt(b, i.since.Unix(), 10)
+// appendRecord appends a record of an entry that was added at since. Both verbs have the time, so that the rest of their
+// records is equal.
+func appendRecord(b []byte, verb string, e entry, since time.Time) []byte {
+	b = append(e.append(append(append(b, verb...), ' ')), ' ')
+	return strconv.AppendInt(b, since.Unix(), 10)
 }
 
-// openPending reads and compacts the journal at path, or creates it.
-func openPending(path string) (*pending, error) {
-	p := &pending{items: newItems()}
+// openPending reads and compacts the journal at path, or creates it. Added blobs and results count as renewed in uses.
+func openPending(path string, uses *uses) (*pending, error) {
+	p := &pending{uses: uses, items: newItems()}
 	p.changed = sync.NewCond(&p.mu)
 	var err error
 	p.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
@@ -189,7 +142,7 @@ func openPending(path string) (*pending, error) {
 			at = time.Now()
 		}
 		i := p.items.newItem(e, at)
-		p.push(&i)
+		p.push(&i, 0)
 		return nil
 	}})
 	if err != nil {
@@ -210,18 +163,36 @@ func current(items []*item) []*item {
 	return slices.DeleteFunc(items, func(i *item) bool { return i.removed })
 }
 
-// push adds an item to the queue, unless its entry is pending, and reports whether it did. The caller holds mu, or has
+// index adds the items of the batches. The caller holds mu.
+func (p *pending) index() {
+	for _, b := range p.batches {
+		p.indexBatch(b)
+	}
+	clear(p.batches)
+	p.batches = p.batches[:0]
+}
+
+// indexBatch adds the items of a batch. The caller holds mu.
+func (p *pending) indexBatch(b batch) {
+	items := make([]item, len(b.digests))
+	for n, d := range b.digests {
+		items[n] = p.items.newItem(entry{b.kind, b.instance, d}, b.since)
+		p.push(&items[n], b.at)
+	}
+	p.waiting -= len(b.digests)
+	p.uses.renewed(b.kind, b.instance, b.digests...)
+}
+
+// push adds an item, which was added at a clock, to the queue, unless its entry is pending. The caller holds mu, or has
 // exclusive access.
-func (p *pending) push(i *item) bool {
-	p.clock++
-	i.addedAt = p.clock
+func (p *pending) push(i *item, at uint64) {
+	i.addedAt = at
 	if old := p.items.add(i); old != nil {
-		old.addedAt = p.clock
-		return false
+		old.addedAt = at
+		return
 	}
 	p.queue, p.byAge = append(p.queue, i), append(p.byAge, i)
 	p.bytes += i.bytes()
-	return true
 }
 
 // remove removes an entry, except from queue and byAge. The caller holds mu, or has exclusive access.
@@ -241,24 +212,21 @@ func (e entry) bytes() int64 {
 	return e.digest.Size()
 }
 
-// add adds entries. If it returns nil, they survive the end of the process.
+// add adds entries. If it returns nil, they survive the end of the process. It keeps ds.
 func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now, n := time.Now(), 0
-	items := make([]item, len(ds))
-	for _, d := range ds {
-		items[n] = p.items.newItem(entry{kind, instance, d}, now)
-		if p.push(&items[n]) {
-			n++
-		}
-	}
-	if err := p.append(added, p.queue[len(p.queue)-n:]...); err != nil {
-		for i := range items[:n] {
-			p.remove(items[i].entry)
-		}
-		p.queue, p.byAge = p.queue[:len(p.queue)-n], p.byAge[:len(p.byAge)-n]
+	b := batch{kind: kind, instance: instance, digests: ds, since: time.Now()}
+	err := p.append(added, len(ds), func(i int) (entry, time.Time) { return entry{kind, instance, ds[i]}, b.since })
+	if err != nil {
 		return err
+	}
+	p.clock++
+	b.at = p.clock
+	p.batches, p.waiting = append(p.batches, b), p.waiting+len(ds)
+	for p.waiting > maxWaiting {
+		p.indexBatch(p.batches[0])
+		p.batches = p.batches[1:]
 	}
 	p.changed.Broadcast()
 	return nil
@@ -269,6 +237,7 @@ func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
 func (p *pending) drop(instance string, ds ...cas.Digest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index()
 	var dropped []*item
 	for _, d := range ds {
 		e := entry{blob, instance, d}
@@ -278,7 +247,7 @@ func (p *pending) drop(instance string, ds ...cas.Digest) {
 		}
 	}
 	if len(dropped) > 0 {
-		_ = p.append(struck, dropped...)
+		_ = p.strike(dropped)
 		p.changed.Broadcast()
 	}
 }
@@ -288,6 +257,7 @@ func (p *pending) drop(instance string, ds ...cas.Digest) {
 func (p *pending) settle(r *round) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index()
 	p.queue = p.queue[p.taken:]
 	p.taken = 0
 	var done []*item
@@ -322,7 +292,7 @@ func (p *pending) settle(r *round) error {
 	if p.records > 4*p.items.n+10_000 {
 		return p.compact()
 	}
-	return p.append(struck, done...)
+	return p.strike(done)
 }
 
 // take waits for entries and returns up to size(), oldest first, and when the first was added, or nil when ctx ends.
@@ -333,6 +303,7 @@ func (p *pending) take(ctx context.Context, size func() int) (entries []entry, s
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
+		p.index()
 		next := p.queueDelayed()
 		if ctx.Err() != nil {
 			return nil, since
@@ -377,6 +348,7 @@ func (p *pending) wake() {
 func (p *pending) all() []entry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index()
 	return entriesOf(current(slices.Concat(p.queue, p.delayed)))
 }
 
@@ -392,6 +364,7 @@ func entriesOf(items []*item) []entry {
 func (p *pending) stats() (n int, bytes int64, oldest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index()
 	for len(p.byAge) > 0 && p.byAge[0].removed {
 		p.byAge = p.byAge[1:]
 	}
@@ -405,6 +378,7 @@ func (p *pending) stats() (n int, bytes int64, oldest time.Time) {
 func (p *pending) since(e entry) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index()
 	if i := p.items.get(e); i != nil {
 		return i.since
 	}
@@ -415,6 +389,7 @@ func (p *pending) since(e entry) time.Time {
 func (p *pending) has(instance string, ds []cas.Digest) map[cas.Digest]bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index()
 	found := map[cas.Digest]bool{}
 	for _, d := range ds {
 		if p.items.get(entry{blob, instance, d}) != nil {
@@ -427,18 +402,20 @@ func (p *pending) has(instance string, ds []cas.Digest) map[cas.Digest]bool {
 func (p *pending) len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.index()
 	return p.items.n
 }
 
-// append appends a record of each item to the journal, all or none. The caller holds mu.
-func (p *pending) append(verb string, items ...*item) error {
-	if len(items) == 0 {
+// append appends n records to the journal, all or none. The caller holds mu.
+func (p *pending) append(verb string, n int, record func(i int) (e entry, since time.Time)) error {
+	if n == 0 {
 		return nil
 	}
 	p.text, p.lines = p.text[:0], p.lines[:0]
-	for _, i := range items {
+	for i := range n {
 		start := len(p.text)
-		p.text = i.appendRecord(p.text, verb)
+		e, since := record(i)
+		p.text = appendRecord(p.text, verb, e, since)
 		p.lines = append(p.lines, p.text[start:])
 	}
 	err := p.log.Append(p.lines...)
@@ -448,8 +425,13 @@ func (p *pending) append(verb string, items ...*item) error {
 	if err != nil {
 		return writeError("journal", err)
 	}
-	p.records += len(items)
+	p.records += n
 	return nil
+}
+
+// strike appends records that strike out items. The caller holds mu.
+func (p *pending) strike(items []*item) error {
+	return p.append(struck, len(items), func(i int) (entry, time.Time) { return items[i].entry, items[i].since })
 }
 
 // writeError returns err, of writing a file of an overlay, as cas.ErrFull or cas.ErrUnwritable.
@@ -467,7 +449,7 @@ func (p *pending) compact() error {
 	items, before := current(slices.Concat(p.queue, p.delayed)), p.records
 	err := p.log.Compact(&p.mu, func(yield func([]byte) bool) {
 		for _, i := range items {
-			if !yield(i.record(added)) {
+			if !yield(appendRecord(make([]byte, 0, recordBytes), added, i.entry, i.since)) {
 				return
 			}
 		}
@@ -485,7 +467,7 @@ func (p *pending) waitEmpty(ctx context.Context) {
 	defer stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.items.n > 0 && ctx.Err() == nil {
+	for len(p.batches)+p.items.n > 0 && ctx.Err() == nil {
 		p.changed.Wait()
 	}
 }

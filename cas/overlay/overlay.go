@@ -149,10 +149,10 @@ func New(c Config) (*Overlay, error) {
 	o := &Overlay{config: c, flights: map[key]*flight{}, uploads: map[key]*upload{}, warned: map[string]time.Time{}}
 	o.suspect.unread, o.suspect.unqueued, o.pacing = map[key]bool{}, map[key]bool{}, make(chan struct{}, 1)
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())
+	o.uses = newUses(c.upstreamInterval())
 	if err := o.openFiles(); err != nil {
 		return nil, err
 	}
-	o.uses = newUses(c.upstreamInterval())
 	if o.uses.interval > 0 {
 		o.work.Go(o.renewUsed)
 	}
@@ -184,7 +184,7 @@ func (o *Overlay) openFiles() (err error) {
 		return err
 	}
 	if err = o.prune(); err == nil && (o.config.Policy == WriteBack || !empty(o.config.Journal)) {
-		o.pending, err = openPending(o.config.Journal)
+		o.pending, err = openPending(o.config.Journal, o.uses)
 	}
 	if err != nil {
 		return errors.Join(err, o.unsent.log.Close())

@@ -223,10 +223,10 @@ func (o *Overlay) renew(entries []entry) (restored int, err error) {
 	return restored, nil
 }
 
-// renewBlobs is renew for the blobs of one instance.
+// renewBlobs is renew for the blobs of one instance, except pending ones.
 func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (restored int, err error) {
 	// The local store may have got blobs of other functions before it had an upstream.
-	ds = slices.DeleteFunc(ds, func(d cas.Digest) bool { return s.checkFunction(d) != nil })
+	ds = slices.DeleteFunc(s.o.unlisted(s.name, ds), func(d cas.Digest) bool { return s.checkFunction(d) != nil })
 	if len(ds) == 0 {
 		return 0, nil
 	}
@@ -242,7 +242,7 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (restored int, 
 	if err != nil {
 		return 0, err
 	}
-	lost := s.o.unlisted(s.name, without(absent, setOf(gone)))
+	lost := without(absent, setOf(gone))
 	if len(lost) == 0 {
 		return 0, nil
 	}

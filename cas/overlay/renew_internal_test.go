@@ -4,12 +4,14 @@ package overlay
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestUsesBeyondTheQueueAreRenewedLater: a blob that finds the queue full is queued at its next use.
@@ -39,6 +41,22 @@ func TestUsesBeyondTheQueueAreRenewedLater(t *testing.T) {
 	if n, found := queued(); n != 1 || !found {
 		t.Errorf("at the next use: got %d entries, the blob among them: %t, want it alone", n, found)
 	}
+}
+
+// TestRepeatedWritesAreBounded: while nobody takes entries, writing the same blobs again does not keep them again.
+func TestRepeatedWritesAreBounded(t *testing.T) {
+	p := must.Get(openPending(filepath.Join(t.TempDir(), "journal"), newUses(-1)))(t)
+	t.Cleanup(func() { must.Succeed(t, p.log.Close()) })
+	ds := make([]cas.Digest, maxWaiting/8)
+	for i := range ds {
+		ds[i] = cas.SHA256.Sum(fmt.Append(nil, i))
+	}
+	for range 12 {
+		must.Succeed(t, p.add(blob, "", ds...))
+		expect.That(t, p.waiting <= maxWaiting, "%d digests wait, want at most %d", p.waiting, maxWaiting)
+	}
+	expect.Equal(t, p.len(), len(ds), "pending blobs")
+	expect.Equal(t, p.waiting, 0, "digests in batches after the set was needed")
 }
 
 // TestItemsWithEqualHashes checks that entries whose hashes are equal stay apart.

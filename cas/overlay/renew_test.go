@@ -253,6 +253,23 @@ func TestUnservedBlobsAreNotRenewed(t *testing.T) {
 	})
 }
 
+// TestPendingBlobsAreNotRenewed checks that the upstream is not asked about a blob that is about to be sent to it.
+func TestPendingBlobsAreNotRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		frozen := p.faultyUpstream.Hold(faulty.PutAll)
+		defer frozen.Open()
+		put(t, p.store, 1, 100) // the sender hangs with it,
+		synctest.Wait()
+		_, d := put(t, p.store, 2, 100) // so that this one is not even looked at
+		for range 3 {
+			readLocal(t, p.store, d)
+			time.Sleep(13 * time.Hour)
+		}
+		expect.Equal(t, p.faultyUpstream.Calls(faulty.Missing), 0, "upstream queries")
+	})
+}
+
 // TestUsedResultsAreRenewed checks that a local result is looked up in the upstream once in an interval, and not sent
 // again: somebody may have removed it.
 func TestUsedResultsAreRenewed(t *testing.T) {

@@ -135,14 +135,13 @@ func (s *store) upload(d cas.Digest) *upload {
 	return u
 }
 
-// sendLater makes the local blobs ds pending.
+// sendLater makes the local blobs ds pending. It keeps ds.
 func (s *store) sendLater(ds ...cas.Digest) error {
 	if err := s.o.pending.add(blob, s.name, ds...); err != nil {
 		s.notQueued(ds...)
 		return err
 	}
 	s.readable(ds...)
-	s.o.uses.renewed(blob, s.name, ds...)
 	s.o.unsent.sent(s.name, ds...) // an earlier WriteThrough could not send them; now the journal has them
 	return nil
 }
@@ -233,11 +232,7 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 		return err
 	}
 	if s.o.config.Policy == WriteBack {
-		err := s.o.pending.add(result, s.name, action)
-		if err == nil {
-			s.o.uses.renewed(result, s.name, action)
-		}
-		return err
+		return s.o.pending.add(result, s.name, action)
 	}
 	if err := s.recordUpstream(ctx, action, r); err != nil && ctx.Err() == nil {
 		s.o.count(func(st *Stats) { st.Refused++ })
