@@ -169,27 +169,31 @@ func (r *upstreamReader) Read(p []byte) (int, error) {
 }
 
 // readError explains and records a failed upstream read of d. If the upstream still answers, and claims to have d, its
-// copy is unreadable. The error is then cas.ErrCorrupt, as for any blob that must be put again, instead of
-// cas.ErrUnavailable. An upstream that refuses or throttles reads says nothing about d.
+// copy is unreadable. The error is then cas.ErrCorrupt, as for any blob that must be put again, unless it is
+// cas.ErrNotFound. An upstream that refuses or throttles reads says nothing about d.
 func (s *store) readError(ctx context.Context, d cas.Digest, err error) error {
 	if ctx.Err() != nil || errors.Is(err, cas.ErrRange) || errors.Is(err, os.ErrPermission) ||
 		errors.Is(err, cas.ErrThrottled) {
 		return err
 	}
-	switch {
-	case errors.Is(err, cas.ErrCorrupt):
+	if errors.Is(err, cas.ErrCorrupt) {
 		s.unreadable(d, err)
-	case !absentOrCorrupt(err):
-		missing, down := s.upstream.Store.Missing(ctx, []cas.Digest{d})
-		switch {
-		case down != nil:
-			return err
-		case len(missing) > 0:
-			err = fmt.Errorf("blob %s: %w in the upstream", d, cas.ErrNotFound)
-		default:
-			err = fmt.Errorf("blob %s: %w: the upstream lists it but cannot deliver it: %v", d, cas.ErrCorrupt, err)
-			s.unreadable(d, err)
-		}
+		s.recordFetch(d, err)
+		return err
+	}
+	kind := cas.ErrCorrupt
+	if errors.Is(err, cas.ErrNotFound) {
+		kind = cas.ErrNotFound
+	}
+	missing, down := s.upstream.Store.Missing(ctx, []cas.Digest{d})
+	switch {
+	case down != nil && kind == cas.ErrCorrupt:
+		return err
+	case len(missing) > 0:
+		err = fmt.Errorf("blob %s: %w in the upstream", d, cas.ErrNotFound)
+	case down == nil:
+		err = fmt.Errorf("blob %s: %w: the upstream lists it but cannot deliver it: %v", d, kind, err)
+		s.unreadable(d, err)
 	}
 	s.recordFetch(d, err)
 	return err

@@ -143,9 +143,7 @@ func TestUnreadableBlobsAreMissing(t *testing.T) {
 				_, err := p.store.Open(t.Context(), d, 0)
 				wantError(t, "Open", err, want)
 				wantMissing(t, "after the failed read", p.store, ds, []cas.Digest{d})
-				if want == cas.ErrCorrupt {
-					expect.Equal(t, p.Stats().Unreadable, 1, "unreadable")
-				}
+				expect.Equal(t, p.Stats().Unreadable, 1, "unreadable")
 				put(t, p.store, 2, 100)
 				wantMissing(t, "after a put", p.store, ds, nil)
 				p.local.Delete(d)
@@ -159,6 +157,14 @@ func TestUnreadableBlobsAreMissing(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestAbsentBlobsAreNotUnreadable checks that a blob that the upstream does not list is not reported.
+func TestAbsentBlobsAreNotUnreadable(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	_, err := p.store.Open(t.Context(), cas.SHA256.Sum([]byte("absent")), 0)
+	wantError(t, "Open", err, cas.ErrNotFound)
+	expect.Equal(t, p.Stats().Unreadable, 0, "unreadable")
 }
 
 // TestUnreadableBlobIsReplaced damages a blob of the upstream behind its back: the upstream lists it, but fails to read
