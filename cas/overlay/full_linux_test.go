@@ -4,12 +4,16 @@ package overlay_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/overlay"
@@ -17,21 +21,61 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
+// ignoreFileLimit makes writes beyond the limit of files fail until the test ends. It is not for a bubble.
+func ignoreFileLimit(t *testing.T) {
+	signal.Ignore(syscall.SIGXFSZ)
+	t.Cleanup(func() { signal.Reset(syscall.SIGXFSZ) })
+}
+
+// fillJournal makes files so small that half a line fits into the journal of p, which has one, until heal is called or
+// the test ends.
+func fillJournal(t *testing.T, p *pair) (heal func()) {
+	t.Helper()
+	var old syscall.Rlimit
+	must.Succeed(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
+	info := must.Get(os.Stat(p.journal))(t)
+	limit := syscall.Rlimit{Cur: uint64(info.Size() + info.Size()/2), Max: old.Max}
+	must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
+	heal = func() { must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)) }
+	t.Cleanup(heal)
+	return heal
+}
+
+// TestResultsAreQueuedAgain checks that a result that did not fit into the journal is sent when there is room.
+func TestResultsAreQueuedAgain(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		t.Run(fmt.Sprint("closed=", closed), func(t *testing.T) {
+			ignoreFileLimit(t)
+			synctest.Test(t, func(t *testing.T) {
+				p := newPair(t, overlay.WriteBack)
+				disconnect(p.faultyUpstream)
+				put(t, p.store, 1, 100)
+				heal := fillJournal(t, p)
+				action := cas.SHA256.Sum([]byte("a"))
+				wantError(t, "full journal", p.actions.Record(t.Context(), action, &repb.ActionResult{}), cas.ErrUnwritable)
+				time.Sleep(5 * time.Minute)
+				expect.Equal(t, p.Stats().Pending, 1, "pending while the journal is full")
+				heal()
+				p.faultyUpstream.Heal()
+				if closed {
+					p.drain(t)
+				} else {
+					time.Sleep(time.Minute)
+				}
+				must.Get(p.upstream.Lookup(t.Context(), action))(t)
+			})
+		})
+	}
+}
+
 // TestFullJournal checks that an entry that does not fit into the journal is not acknowledged, and harms no later one.
 func TestFullJournal(t *testing.T) {
 	p := newPair(t, overlay.WriteBack)
 	disconnect(p.faultyUpstream)
 	_, before := put(t, p.store, 1, 100)
 
-	var old syscall.Rlimit
-	must.Succeed(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
-	info := must.Get(os.Stat(p.journal))(t)
-	signal.Ignore(syscall.SIGXFSZ)
-	defer signal.Reset(syscall.SIGXFSZ)
-	// Enough for one and a half lines.
-	limit := syscall.Rlimit{Cur: uint64(info.Size() + info.Size()/2), Max: old.Max}
-	must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
-	defer syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)
+	ignoreFileLimit(t)
+	heal := fillJournal(t, p)
 	b, refused := castest.Blob(2, 100)
 	err := p.store.Put(t.Context(), refused, bytes.NewReader(b))
 	errs := p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{
@@ -50,7 +94,7 @@ func TestFullJournal(t *testing.T) {
 		strings.Count(string(text), "\n") != 1 {
 		t.Errorf("got journal %q, %v", text, err)
 	}
-	must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old))
+	heal()
 	_, after := put(t, p.store, 3, 100)
 	put(t, p.store, 2, 100)
 	p.faultyUpstream.Heal()

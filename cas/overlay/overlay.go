@@ -147,7 +147,8 @@ func New(c Config) (*Overlay, error) {
 		return nil, errors.New("overlay: Config.Journal is missing")
 	}
 	o := &Overlay{config: c, flights: map[key]*flight{}, uploads: map[key]*upload{}, warned: map[string]time.Time{}}
-	o.suspect.unread, o.suspect.unqueued, o.pacing = map[key]bool{}, map[key]bool{}, make(chan struct{}, 1)
+	o.suspect.unread, o.suspect.unqueued, o.suspect.results = map[key]bool{}, map[key]bool{}, map[key]bool{}
+	o.pacing = make(chan struct{}, 1)
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())
 	o.uses = newUses(c.upstreamInterval())
 	if err := o.openFiles(); err != nil {
@@ -268,6 +269,7 @@ func (o *Overlay) warn(message string, args ...any) {
 // local and the upstream stores open.
 func (o *Overlay) Close(ctx context.Context) error {
 	if o.pending != nil {
+		_ = o.queueResults() // the journal may still be full
 		o.draining.Store(true)
 		o.pending.waitEmpty(ctx)
 	}

@@ -25,6 +25,9 @@ type suspects struct {
 	mu       sync.Mutex
 	unread   map[key]bool // guarded by mu; the upstream claims to have them but failed to deliver them
 	unqueued map[key]bool // guarded by mu; they are local, but could not be queued
+	// results are local results that could not be queued. Lookups find them, so nobody records them again: queueResults
+	// queues them.
+	results map[key]bool // guarded by mu
 }
 
 // addSuspect adds k to a set of suspects, which are locked.
@@ -63,6 +66,36 @@ func (s *store) notQueued(ds ...cas.Digest) {
 	for _, d := range ds {
 		addSuspect(u.unqueued, key{s.name, d})
 	}
+}
+
+// resultNotQueued records a local result that nothing will send yet.
+func (s *store) resultNotQueued(action cas.Digest) {
+	u := &s.o.suspect
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	addSuspect(u.results, key{s.name, action})
+}
+
+// queueResults queues the results that could not be queued when they were recorded, or returns why it cannot.
+func (o *Overlay) queueResults() error {
+	u := &o.suspect
+	u.mu.Lock()
+	byInstance := map[string][]cas.Digest{}
+	for k := range u.results {
+		byInstance[k.instance] = append(byInstance[k.instance], k.digest)
+	}
+	u.mu.Unlock()
+	for instance, actions := range byInstance {
+		if err := o.pending.add(result, instance, actions...); err != nil {
+			return err
+		}
+		u.mu.Lock()
+		for _, d := range actions {
+			delete(u.results, key{instance, d})
+		}
+		u.mu.Unlock()
+	}
+	return nil
 }
 
 // readable records that ds were read from the upstream, or were put again.

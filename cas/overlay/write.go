@@ -232,7 +232,11 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 		return err
 	}
 	if s.o.config.Policy == WriteBack {
-		return s.o.pending.add(result, s.name, action)
+		if err := s.o.pending.add(result, s.name, action); err != nil {
+			s.resultNotQueued(action)
+			return err
+		}
+		return nil
 	}
 	if err := s.recordUpstream(ctx, action, r); err != nil && ctx.Err() == nil {
 		s.o.count(func(st *Stats) { st.Refused++ })

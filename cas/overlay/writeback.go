@@ -243,14 +243,20 @@ func (o *Overlay) sendResult(e entry) error {
 	return s.recordUpstream(o.ctx, e.digest, r)
 }
 
-// renewPending keeps renewing the local leases of pending entries until the Overlay is closed.
+// renewPending keeps renewing the local leases of pending entries, and queuing results that could not be queued, until
+// the Overlay is closed.
 func (o *Overlay) renewPending() {
-	tick := time.NewTicker(o.config.RenewInterval)
+	tick, queue := time.NewTicker(o.config.RenewInterval), time.NewTicker(maxBackoff)
 	defer tick.Stop()
+	defer queue.Stop()
 	for {
 		select {
 		case <-tick.C:
 			o.renewOnce()
+		case <-queue.C:
+			if err := o.queueResults(); err != nil {
+				o.warn("cannot queue results for the upstream yet", "err", err)
+			}
 		case <-o.ctx.Done():
 			return
 		}
