@@ -205,7 +205,8 @@ func (o *responseWriter) release() {
 }
 
 // QueryWriteStatus reports that the upload of a present blob is complete, or how much of an interrupted upload is kept:
-// always 0 for compressed uploads. Unknown uploads are NOT_FOUND (rule 46).
+// always 0 for compressed uploads. Unknown uploads are NOT_FOUND (rule 46). As for an upload, presence in an upstream
+// does not count, so the call does not wait for one.
 func (s *byteStream) QueryWriteStatus(
 	ctx context.Context, req *bspb.QueryWriteStatusRequest,
 ) (*bspb.QueryWriteStatusResponse, error) {
@@ -219,7 +220,7 @@ func (s *byteStream) QueryWriteStatus(
 	if err != nil {
 		return nil, err
 	}
-	missing, err := in.Store.Missing(ctx, []cas.Digest{d})
+	missing, err := cas.MissingForPut(ctx, in.Store, []cas.Digest{d})
 	if err != nil {
 		return nil, casstatus.Error(s.explain("query", d, err))
 	}

@@ -5,6 +5,7 @@ package overlay
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"github.com/cloister-build/cloister/cas"
 )
@@ -126,17 +127,13 @@ type splicer struct {
 }
 
 // Splice implements cas.Splicer: the local store keeps the chunk list, and the upstream gets the whole blob, unless it
-// has that already. It fetches absent chunks. With WriteThrough, the upstream is first.
+// has that already. It fetches absent chunks, with WriteBack only if the upstream answers in time: otherwise they are
+// absent, and clients put them. With WriteThrough, the upstream is first.
 func (s *splicer) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) error {
 	if err := cmp.Or(s.checkFunction(d), of.Check(d)); err != nil {
 		return err
 	}
-	absent, err := s.local.Store.Missing(ctx, of.Chunks)
-	if err != nil {
-		return err
-	}
-	own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
-	if err := cmp.Or(ctx.Err(), own, others); err != nil && !absentOrCorrupt(err) {
+	if err := s.fetchChunks(ctx, of.Chunks); err != nil {
 		return err
 	}
 	if s.o.config.Policy == WriteThrough && !d.IsEmpty() {
@@ -148,6 +145,31 @@ func (s *splicer) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) er
 		return err
 	}
 	return s.sendLater(d)
+}
+
+// fetchChunks copies chunks to the local store. An absent one is no error.
+func (s *splicer) fetchChunks(ctx context.Context, chunks []cas.Digest) error {
+	absent, err := s.local.Store.Missing(ctx, chunks)
+	if err != nil || len(absent) == 0 {
+		return err
+	}
+	if s.o.config.Policy == WriteBack {
+		_, err = query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
+			return s.upstream.Store.Missing(ctx, absent)
+		})
+	}
+	if err == nil {
+		own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
+		err = cmp.Or(ctx.Err(), own, others)
+	}
+	if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == WriteBack {
+		s.o.count(func(st *Stats) { st.Unanswered++ })
+		return nil
+	}
+	if absentOrCorrupt(err) {
+		return nil
+	}
+	return err
 }
 
 // spliceUpstream puts the chunks of d, which are local, into the upstream as a whole, unless it has d.

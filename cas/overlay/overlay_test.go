@@ -26,8 +26,10 @@ import (
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -491,6 +493,22 @@ func TestFetchReportsAbsentBlobs(t *testing.T) {
 }
 
 // TestLocalStoreIsFull checks that reads then use the upstream.
+// TestWriteStatusAsksNoUpstream checks that QueryWriteStatus never waits for the upstream.
+func TestWriteStatusAsksNoUpstream(t *testing.T) {
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, policy)
+			_, d := put(t, p.upstream, 1, 3<<20)
+			uploads := bspb.NewByteStreamClient(grpctest.Dial(t, serve(t, p.Instance)))
+			_, err := uploads.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{
+				ResourceName: "uploads/e8d0ce4e-9ff6-4f0c-8c1c-b1a3e3b8f6a5/" + d.Resource(),
+			})
+			expect.Equal(t, status.Code(err), codes.NotFound, "%v", err)
+			expect.Equal(t, p.faultyUpstream.Calls(faulty.Missing), 0, "queries of the upstream")
+		})
+	}
+}
+
 func TestLocalStoreIsFull(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	want, d := put(t, p.upstream, 1, 1000)

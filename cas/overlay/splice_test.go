@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
@@ -105,6 +106,25 @@ func TestSpliceFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSpliceDoesNotWaitForFrozenUpstream checks that, with WriteBack, absent chunks are absent if the upstream does not
+// answer in time.
+func TestSpliceDoesNotWaitForFrozenUpstream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, m := newSplicer(t, overlay.WriteBack)
+		_, d, of := castest.PutChunks(t, p.upstream, 1, 1000, 2000)
+		gate := p.faultyUpstream.Hold(faulty.Missing)
+		for _, most := range []time.Duration{3 * time.Second, 0} {
+			start := time.Now()
+			expect.Error(t, m.Splice(t.Context(), d, of), cas.ErrNotFound)
+			expect.That(t, time.Since(start) <= most, "it took %v, want at most %v", time.Since(start), most)
+		}
+		expect.Equal(t, p.Stats().Unanswered, 2, "unanswered")
+		castest.PutChunks(t, p.store, 1, 1000, 2000) // what clients do then
+		must.Succeed(t, m.Splice(t.Context(), d, of))
+		gate.Open()
+	})
 }
 
 func TestSplicerRequiresLocalSplicer(t *testing.T) {
