@@ -5,10 +5,12 @@ package remote
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/internal/health"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -19,6 +21,11 @@ const (
 	maxCalls = 64
 	// callTimeout is how long a call waits for progress by the server.
 	callTimeout = time.Minute
+	// doubtTime is the time without progress after which, and then in which interval, a waiting call has the server
+	// probed. It ends if the server does not answer the probe either.
+	doubtTime = 5 * time.Second
+	// probeTime is the timeout of these probes.
+	probeTime = 5 * time.Second
 	// connectTime is the timeout of an attempt to connect.
 	connectTime = 10 * time.Second
 )
@@ -31,39 +38,68 @@ func newLimits() limits {
 	return limits{make(chan struct{}, maxCalls), make(chan struct{}, maxCalls), make(chan struct{}, maxCalls)}
 }
 
-// acquire waits for the semaphore; its error is a status.
-func acquire(ctx context.Context, semaphore chan struct{}) error {
+// acquire waits for the semaphore. It fails with a status if ctx ends, and with that of the health check if the server
+// is down by then.
+func (c *Client) acquire(ctx context.Context, semaphore chan struct{}) error {
 	select {
 	case semaphore <- struct{}{}:
-		return nil
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
+	err := c.health.Err()
+	if err != nil {
+		<-semaphore
+	}
+	return err
 }
 
-var errTimeout = errors.New("timeout")
+// errStalled is the reason why a call without progress failed.
+type errStalled struct{ d time.Duration }
+
+func (e errStalled) Error() string { return fmt.Sprintf("no answer for %v", e.d.Round(time.Second)) }
 
 // A watchdog ends a call without progress.
 type watchdog struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	health *health.Check // nil for a probe
 }
 
-func newWatchdog(ctx context.Context) *watchdog {
-	w := &watchdog{}
+func newWatchdog(ctx context.Context, check *health.Check) *watchdog {
+	w := &watchdog{health: check}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
 	return w
 }
 
-// guard calls f, which waits for the server, and ends the call with UNAVAILABLE if f exceeds callTimeout. The time
-// between two calls of guard is the caller's and has no limit.
+// watch ends the call if, before ctx ends, the server turns out to be down or callTimeout has passed since start.
+func (w *watchdog) watch(ctx context.Context, start time.Time) {
+	for ctx.Err() == nil {
+		down := w.health != nil && w.health.Doubt(ctx) != nil
+		waited := time.Since(start)
+		if ctx.Err() == nil && (down || waited >= callTimeout) {
+			w.cancel(errStalled{waited})
+			return
+		}
+		select {
+		case <-time.After(min(doubtTime, callTimeout-waited)):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// guard calls f, which waits for the server, and ends the call with UNAVAILABLE if f exceeds callTimeout, or if the
+// server answers neither f nor a probe. The time between two calls of guard is the caller's and has no limit.
 func (w *watchdog) guard(f func() error) error {
-	timer := time.AfterFunc(callTimeout, func() { w.cancel(errTimeout) })
+	ctx, done := context.WithCancel(w.ctx)
+	defer done()
+	start := time.Now()
+	timer := time.AfterFunc(doubtTime, func() { w.watch(ctx, start) })
 	defer timer.Stop()
 	err := f()
+	stalled, isStalled := errors.AsType[errStalled](context.Cause(w.ctx))
 	switch {
-	case err != nil && errors.Is(context.Cause(w.ctx), errTimeout):
-		err = status.Errorf(codes.Unavailable, "no answer for %v", callTimeout)
+	case err != nil && isStalled:
+		err = status.Error(codes.Unavailable, stalled.Error())
 	case status.Code(err) == codes.DeadlineExceeded:
 		// The server knows the caller's deadline and may report it before our timer fires. Wait for the context, so
 		// that Observe sees that the caller gave up.
@@ -82,19 +118,21 @@ func (c *Client) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
-	w := newWatchdog(ctx)
-	defer w.cancel(nil)
-	call := func() error { return invoke(w.ctx, method, req, reply, cc, opts...) }
+	guarded := func(check *health.Check) error {
+		w := newWatchdog(ctx, check)
+		defer w.cancel(nil)
+		return w.guard(func() error { return invoke(w.ctx, method, req, reply, cc, opts...) })
+	}
 	// A probe needs no semaphore, and its caller records the result.
 	if method == repb.Capabilities_GetCapabilities_FullMethodName {
-		return w.guard(call)
+		return guarded(nil)
 	}
-	if err := acquire(ctx, c.limits.calls); err != nil {
+	if err := c.acquire(ctx, c.limits.calls); err != nil {
 		return err
 	}
 	defer func() { <-c.limits.calls }()
 	start := time.Now()
-	err := w.guard(call)
+	err := guarded(c.health)
 	c.health.Observe(ctx, start, err)
 	return err
 }
@@ -108,10 +146,10 @@ func (c *Client) stream(
 	if desc.ServerStreams {
 		semaphore = c.limits.downloads
 	}
-	if err := acquire(ctx, semaphore); err != nil {
+	if err := c.acquire(ctx, semaphore); err != nil {
 		return nil, err
 	}
-	s := &guardedStream{watchdog: newWatchdog(ctx), caller: ctx, client: c, serverStreams: desc.ServerStreams}
+	s := &guardedStream{watchdog: newWatchdog(ctx, c.health), caller: ctx, client: c, serverStreams: desc.ServerStreams}
 	context.AfterFunc(s.ctx, func() { <-semaphore })
 	start := time.Now()
 	err := s.guard(func() (err error) {

@@ -26,8 +26,9 @@ type capabilities struct {
 	functions     []cas.Function // those that we support, too
 }
 
-// Err returns nil if the server was up at the last call or probe. Otherwise it returns the cas.ErrUnavailable with
-// which every call fails, including the time and the reason.
+// Err returns nil if the server was up at the last call or probe. Otherwise it returns the error with which every call
+// fails, including the time and the reason: cas.ErrDenied if the server refuses our credentials, else
+// cas.ErrUnavailable.
 func (c *Client) Err() error { return c.health.Err() }
 
 // Probed returns a channel that is closed after the first probe of the server, whether it succeeded or not.

@@ -19,6 +19,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/tests/expect"
@@ -178,6 +179,65 @@ func TestServerIsDownAfterOneFailureAndAProbe(t *testing.T) {
 	})
 }
 
+// TestRefusedProbeIsDenied checks that calls of every kind fail at once with cas.ErrDenied, which clients see as
+// FAILED_PRECONDITION, while the server refuses our credentials from the start, and succeed after the correction.
+func TestRefusedProbeIsDenied(t *testing.T) {
+	for _, code := range []codes.Code{codes.Unauthenticated, codes.PermissionDenied} {
+		inBubble(t, nil, true, func(t *testing.T, b *bubble) {
+			b.intercept(func(context.Context, string, int) error { return status.Error(code, "who are you") })
+			b.away.Store(false)
+			time.Sleep(10 * time.Second)
+			start := time.Now()
+			for method, err := range everyCall(t, &b.server, b.store) {
+				if !errors.Is(err, cas.ErrDenied) || !strings.Contains(err.Error(), "who are you") || b.called(method) != 0 ||
+					status.Code(casstatus.Error(err)) != codes.FailedPrecondition {
+					t.Errorf("%v of %s: got %v after %d calls, want ErrDenied after none", code, method, err, b.called(method))
+				}
+			}
+			expect.Equal(t, time.Since(start), 0, "failing")
+			b.intercept(nil)
+			time.Sleep(3 * time.Second)
+			b.wantBack(t)
+		})
+	}
+}
+
+// TestFrozenServer checks that calls to a server that stops to answer, also those that wait for the limit of concurrent
+// calls, end when it does not answer a probe either, and that later ones fail at once.
+func TestFrozenServer(t *testing.T) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
+		must.Succeed(t, b.ask(t))
+		b.intercept(never)
+		start := time.Now()
+		var group sync.WaitGroup
+		for range 200 {
+			group.Go(func() { expect.Error(t, b.ask(t), cas.ErrUnavailable) })
+		}
+		for method, err := range everyCall(t, &b.server, b.store) {
+			expect.Error(t, err, cas.ErrUnavailable, "%s", method)
+		}
+		group.Wait()
+		expect.That(t, time.Since(start) <= 10*time.Second, "the calls took %v, want at most 10s", time.Since(start))
+		b.wantAway(t, "deadline exceeded")
+	})
+}
+
+// TestSlowCallsContinue checks that calls end neither early nor before a minute while the server answers probes.
+func TestSlowCallsContinue(t *testing.T) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
+		must.Succeed(t, b.ask(t))
+		b.intercept(butProbes(func(context.Context, string, int) error {
+			time.Sleep(55 * time.Second)
+			return nil
+		}))
+		b.wantBack(t)
+		b.intercept(butProbes(never))
+		start := time.Now()
+		expect.Error(t, b.ask(t), cas.ErrUnavailable)
+		expect.Equal(t, time.Since(start), time.Minute)
+	})
+}
+
 func TestProbeIgnoresCallLimit(t *testing.T) {
 	inBubble(t, smallBatches, false, func(t *testing.T, b *bubble) {
 		_, d := b.put(t, 1, 100)
@@ -246,12 +306,12 @@ func testCancelledCalls(t *testing.T, delay time.Duration) {
 	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		must.Succeed(t, b.ask(t))
 		var sick atomic.Bool
-		b.intercept(func(ctx context.Context, method string, n int) error {
+		b.intercept(butProbes(func(ctx context.Context, method string, n int) error {
 			if sick.Load() {
 				return status.Error(codes.Unavailable, "out of order")
 			}
 			return never(ctx, method, n)
-		})
+		}))
 		giveUp := func() {
 			t.Helper()
 			sick.Store(false)

@@ -6,9 +6,10 @@
 // The server is not trusted:
 //   - Received blobs are verified against their digests, and so are sent blobs before their last byte leaves.
 //   - Its messages appear in errors as one printable line.
-//   - A call without progress for a minute ends. A server that fails several calls in a row, or a probe after a failed
-//     call, counts as down: until it answers a probe, every call fails at once with cas.ErrUnavailable. A call whose
-//     caller gave up within ten seconds does not count.
+//   - A call without progress for a minute ends, and after five seconds if the server does not answer a probe within
+//     five more. A server that fails several calls in a row, or a probe after a failed or waiting call, counts as down:
+//     until it answers a probe, every call fails at once with cas.ErrUnavailable. A call whose caller gave up within ten
+//     seconds does not count. If the server refuses our credentials for the probe, calls fail with cas.ErrDenied.
 //
 // Blobs are compressed in transit if the server supports zstd.
 //
@@ -100,7 +101,7 @@ func Dial(ctx context.Context, address string, options ...grpc.DialOption) (*Cli
 }
 
 // New is like Dial, but gets the capabilities in the background and retries until it succeeds. Calls wait for the first
-// attempt; then they fail with cas.ErrUnavailable until one succeeds.
+// attempt; then they fail with the error of Client.Err until one succeeds.
 func New(address string, options ...grpc.DialOption) (*Client, error) {
 	c, err := connect(address, options)
 	if err != nil {
@@ -144,7 +145,9 @@ func connect(address string, options []grpc.DialOption) (*Client, error) {
 	if err := cas.CheckInstanceName(c.instance); err != nil {
 		return nil, fmt.Errorf("%+.256q: %w", shown, err)
 	}
-	c.health = health.New(health.Config{Name: "server at " + c.target, Probe: c.negotiate, Failure: unanswered})
+	c.health = health.New(health.Config{
+		Name: "server at " + c.target, Probe: c.negotiate, Timeout: probeTime, Failure: unanswered,
+	})
 	c.conn, err = grpc.NewClient(u.Host, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultServiceConfig(retries),

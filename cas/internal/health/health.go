@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health is a circuit breaker for an upstream store. While the upstream does not answer, calls fail at once,
-// and one goroutine probes it, so that recovery does not depend on calls.
+// Package health is a circuit breaker for an upstream store. While the upstream does not answer, or refuses our
+// credentials, calls fail at once, and one goroutine probes it, so that recovery does not depend on calls.
 package health
 
 import (
@@ -17,7 +17,7 @@ import (
 
 const (
 	maxFailures = 5                // consecutive failed calls, each with all attempts, after which the upstream is down
-	probeTime   = 10 * time.Second // timeout of a background probe
+	probeTime   = 10 * time.Second // default timeout of a background probe
 	probePause  = 2 * time.Second  // average time between background probes; the jitter is a fifth
 	// minWait is the minimum time that a caller must have waited for a cancelled call to count as a failure of the
 	// upstream. The deadlines of many callers are shorter than the timeout of a call.
@@ -28,8 +28,10 @@ const (
 type Config struct {
 	// Name is the upstream in errors.
 	Name string
-	// Probe makes one call that a healthy upstream answers.
+	// Probe makes one call that a healthy upstream answers. A cas.ErrDenied means that it refuses our credentials.
 	Probe func(ctx context.Context) error
+	// Timeout is that of a background probe; 0 means 10 seconds.
+	Timeout time.Duration
 	// Down returns why an error of Probe means that the upstream is down, or nil if it does not. If Down is nil, every
 	// error does.
 	Down func(err error) error
@@ -46,18 +48,22 @@ type Check struct {
 	probed     chan struct{} // closed after the first probe
 
 	mu       sync.Mutex
-	up       bool      // guarded by mu; false before the first probe, too
-	probing  bool      // guarded by mu; a background goroutine probes
-	err      error     // guarded by mu; the last failure, if the upstream is down
-	since    time.Time // guarded by mu; when the failures began
-	failures int       // guarded by mu; consecutive failed calls
-	success  time.Time // guarded by mu; end of the last successful call
+	up       bool          // guarded by mu; false before the first probe, too
+	probing  bool          // guarded by mu; a background goroutine probes
+	settled  chan struct{} // guarded by mu; closed when the goroutine that was started last has made its first probe
+	err      error         // guarded by mu; the last failure, if the upstream is down
+	since    time.Time     // guarded by mu; when the failures began
+	failures int           // guarded by mu; consecutive failed calls
+	success  time.Time     // guarded by mu; end of the last successful call
 	// recovered is closed when the upstream is up again, nil unless it is down.
 	recovered chan struct{} // guarded by mu
 }
 
 // New returns a Check of an upstream that was not probed yet. Call Start or Probe next.
 func New(c Config) *Check {
+	if c.Timeout <= 0 {
+		c.Timeout = probeTime
+	}
 	h := &Check{config: c, probed: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
@@ -78,10 +84,10 @@ func (h *Check) startLocked(pause time.Duration) {
 	if h.probing || h.ctx.Err() != nil {
 		return
 	}
-	h.probing = true
+	h.probing, h.settled = true, make(chan struct{})
 	h.background.Go(func() {
 		for h.sleep(pause) {
-			ctx, cancel := context.WithTimeout(h.ctx, probeTime)
+			ctx, cancel := context.WithTimeout(h.ctx, h.config.Timeout)
 			err := h.probe(ctx, true)
 			cancel()
 			if err == nil {
@@ -130,18 +136,24 @@ func (h *Check) probe(ctx context.Context, background bool) error {
 	}
 	if background {
 		h.probing = down
+		closeOnce(h.settled)
 	} else if down && was {
 		h.startLocked(probePause)
 	}
-	select {
-	case <-h.probed:
-	default:
-		close(h.probed)
-	}
+	closeOnce(h.probed)
 	if background && !down {
 		return nil
 	}
 	return err
+}
+
+// closeOnce closes c unless it is closed. The caller holds the mutex of the Check.
+func closeOnce(c chan struct{}) {
+	select {
+	case <-c:
+	default:
+		close(c)
+	}
 }
 
 // setDown records that the upstream is down because of err. The caller holds h.mu.
@@ -162,6 +174,27 @@ func (h *Check) setUp() {
 		close(h.recovered)
 	}
 	h.up, h.err = true, nil
+}
+
+// Doubt is for a call that has waited too long: it probes the upstream, unless it is known to be down, and returns Err or
+// the error of ctx. Concurrent calls share a probe.
+func (h *Check) Doubt(ctx context.Context) error {
+	h.mu.Lock()
+	down := h.err != nil
+	if !down {
+		h.startLocked(0)
+	}
+	settled := h.settled
+	h.mu.Unlock()
+	if !down {
+		select {
+		case <-settled:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-h.ctx.Done():
+		}
+	}
+	return h.Err()
 }
 
 // Await waits until the upstream is up, at most for limit, and then returns Err.
@@ -191,8 +224,9 @@ func (h *Check) Close() {
 	h.background.Wait()
 }
 
-// Err returns nil if the upstream was up at the last call or probe. Otherwise it returns the cas.ErrUnavailable with
-// which every call fails, including the time and the reason.
+// Err returns nil if the upstream was up at the last call or probe. Otherwise it returns the error with which every call
+// fails, including the time and the reason: cas.ErrDenied if the upstream refuses our credentials, else
+// cas.ErrUnavailable.
 func (h *Check) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -200,6 +234,9 @@ func (h *Check) Err() error {
 		return nil
 	}
 	since := h.since.UTC().Format(time.RFC3339)
+	if errors.Is(h.err, cas.ErrDenied) {
+		return fmt.Errorf("%w (since %s)", h.err, since)
+	}
 	return fmt.Errorf("%s: %w since %s: %v", h.config.Name, cas.ErrUnavailable, since, h.err)
 }
 

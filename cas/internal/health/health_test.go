@@ -5,6 +5,7 @@ package health_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -179,6 +180,57 @@ func TestSuccessOutweighsAProbe(t *testing.T) {
 		if err := u.check.Probe(t.Context()); !errors.Is(err, errSilent) || u.check.Err() != nil {
 			t.Errorf("got %v and %v, want errSilent and up", err, u.check.Err())
 		}
+	})
+}
+
+// TestDoubtsShareAProbe checks that waiting calls learn from one probe whether the upstream is down.
+func TestDoubtsShareAProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		u.during = func() { time.Sleep(time.Second) }
+		must.Succeed(t, u.check.Probe(t.Context()))
+		doubt := func(took time.Duration, want error) {
+			t.Helper()
+			start := time.Now()
+			var group sync.WaitGroup
+			for range 10 {
+				group.Go(func() { expect.Error(t, u.check.Doubt(t.Context()), want) })
+			}
+			group.Wait()
+			expect.Equal(t, time.Since(start), took)
+		}
+		doubt(time.Second, nil)
+		u.answer(errSilent)
+		doubt(time.Second, cas.ErrUnavailable)
+		expect.Equal(t, u.probes.Load(), 3, "probes")
+		doubt(0, cas.ErrUnavailable)
+		u.answer(nil)
+		time.Sleep(5 * time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		expect.Error(t, u.check.Doubt(ctx), context.DeadlineExceeded)
+	})
+}
+
+// TestRefusedProbeIsDenied checks that calls fail at once with cas.ErrDenied while the upstream refuses the probe.
+func TestRefusedProbeIsDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := &upstream{err: fmt.Errorf("%w: correct --token", cas.ErrDenied)}
+		u.check = health.New(health.Config{Name: "server", Probe: func(context.Context) error {
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			return u.err
+		}})
+		defer u.check.Close()
+		u.check.Start()
+		for range 2 {
+			err := u.check.Ready(t.Context())
+			if !errors.Is(err, cas.ErrDenied) || errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "correct --token (since 20") {
+				t.Errorf("got %v, want ErrDenied with the advice and the time", err)
+			}
+		}
+		u.answer(nil)
+		time.Sleep(3 * time.Second)
+		expect.Error(t, u.check.Ready(t.Context()), nil, "after it was corrected")
 	})
 }
 
