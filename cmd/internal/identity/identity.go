@@ -42,6 +42,11 @@ func (i *Flags) Names() []string {
 	return []string{i.prefix + "tls-ca", i.prefix + "tls-cert", i.prefix + "tls-key", i.prefix + "token-file"}
 }
 
+// Sources names the flags and the variable that may have the credentials, for messages.
+func (i *Flags) Sources() string {
+	return fmt.Sprintf("--%stoken-file, %s or --%[1]stls-cert", i.prefix, i.variable)
+}
+
 // Set reports whether a flag or the variable is set.
 func (i *Flags) Set() bool {
 	return i.CA+i.Cert+i.Key+i.Token != "" || os.Getenv(i.variable) != ""

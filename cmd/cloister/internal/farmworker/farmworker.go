@@ -89,6 +89,7 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 	// Clients of the scheduler read a result as soon as it is reported, so its blobs must be in the store by then.
 	c.Upstream.WriteMode = "through"
 	c.Upstream.RenewInterval = -1 // the scheduler renews what its clients use
+	c.Upstream.Instance = c.instance
 	if err := c.Config.Check(cmd); err != nil {
 		return err
 	}

@@ -3,11 +3,13 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -42,20 +44,50 @@ type upstream struct {
 	since  time.Time // guarded by mu; when that changed
 }
 
-// checkServer makes a call, because an idle connection does not notice a lost server.
-func checkServer(ctx context.Context, c *remote.Client) error {
-	if err := c.Err(); err != nil {
+// A serverCheck checks an upstream server.
+type serverCheck struct {
+	client   *remote.Client
+	instance string // that this node uses, below that of the address
+	log      *slog.Logger
+	written  atomic.Bool // the permission to write was checked
+}
+
+// check makes a call, because an idle connection does not notice a lost server. Until the server has answered once, it
+// also stores a small blob, which requires the permission to write. Without an instance, a refusal is only logged: this
+// node may have rights in those that clients name.
+func (c *serverCheck) check(ctx context.Context) error {
+	if err := c.client.Err(); err != nil {
 		return err
 	}
-	s, err := c.Store("")
+	s, err := c.client.Store(c.instance)
 	if err != nil {
 		return err
 	}
-	_, err = s.Missing(ctx, []cas.Digest{cas.SHA256.Sum([]byte("cloister"))})
-	if errors.Is(err, cas.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+	d := cas.SHA256.Sum(probeBlob)
+	_, err = s.Missing(ctx, []cas.Digest{d})
+	if err == nil && !c.written.Load() {
+		err = s.Put(ctx, d, bytes.NewReader(probeBlob))
+	}
+	down, denied := c.client.Err(), errors.Is(err, cas.ErrDenied)
+	switch {
+	case down != nil:
+		return down
+	case unanswered(err), denied && s.Name() != "":
 		return err
 	}
+	if !c.written.Swap(true) && denied {
+		c.log.Warn("the upstream refuses blobs in the instance without a name; name the instance in --cas, "+
+			"or grant the rights in every instance", "err", err)
+	}
 	return nil // the server answers, even if it lacks this instance
+}
+
+// probeBlob is the blob that a serverCheck looks for and stores.
+var probeBlob = []byte("cloister")
+
+// unanswered reports whether err means that the upstream has not answered.
+func unanswered(err error) bool {
+	return errors.Is(err, cas.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // watch probes the upstream until ctx ends, at once when its circuit breaker has opened or closed.

@@ -3,15 +3,29 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
+	"path"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // TestUpstreamStateFollowsTheBreaker checks that /ready, the metrics and the log do not wait for the next probe.
@@ -49,4 +63,138 @@ func TestUpstreamStateFollowsTheBreaker(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+// An upstreamServer is a server of blobs and results that refuses some calls.
+type upstreamServer struct {
+	address string
+	refuse  atomic.Pointer[func(method, instance string) codes.Code]
+}
+
+func newUpstreamServer(t *testing.T) *upstreamServer {
+	u := &upstreamServer{}
+	options := casserver.ServerOptions(slog.New(slog.DiscardHandler))
+	options = append(options, grpc.ChainUnaryInterceptor(func(
+		ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler,
+	) (any, error) {
+		in, _ := req.(interface{ GetInstanceName() string })
+		if refuse := u.refuse.Load(); refuse != nil && in != nil {
+			if code := (*refuse)(path.Base(info.FullMethod), in.GetInstanceName()); code != codes.OK {
+				return nil, status.Error(code, "caller ci may not")
+			}
+		}
+		return next(ctx, req)
+	}), grpc.ChainStreamInterceptor(func(
+		srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler,
+	) error {
+		if refuse := u.refuse.Load(); refuse != nil {
+			return status.Error((*refuse)(path.Base(info.FullMethod), ""), "caller ci may not")
+		}
+		return next(srv, stream)
+	}))
+	instances := castest.Instances()
+	u.address = "grpc://" + grpctest.Serve(t, func(g *grpc.Server) {
+		casserver.Register(g, casserver.Config{Instances: instances})
+	}, options...)
+	return u
+}
+
+// TestServerIsCheckedAtStart checks that a node does not start if the server refuses its credentials, in both modes, and
+// names the remedy. It starts if rights in other instances may suffice, or if the server does not answer.
+func TestServerIsCheckedAtStart(t *testing.T) {
+	const fromFlags = "--cas-token-file, CLOISTER_CAS_TOKEN or --cas-tls-cert"
+	always := func(code codes.Code) func(string, string) codes.Code {
+		return func(string, string) codes.Code { return code }
+	}
+	readOnly := func(method, _ string) codes.Code {
+		if method == "BatchUpdateBlobs" {
+			return codes.PermissionDenied
+		}
+		return codes.OK
+	}
+	otherInstance := func(method, _ string) codes.Code {
+		if method == "GetCapabilities" {
+			return codes.OK
+		}
+		return codes.PermissionDenied
+	}
+	for name, c := range map[string]struct {
+		refuse   func(method, instance string) codes.Code
+		instance string // of the address
+		want     string // in the error, "" if the node starts
+		log      string
+	}{
+		"permitted":                {refuse: always(codes.OK)},
+		"no credentials":           {always(codes.Unauthenticated), "", "correct " + fromFlags, "correct " + fromFlags},
+		"no rights":                {always(codes.PermissionDenied), "", "grant the caller of " + fromFlags, ""},
+		"read only":                {readOnly, "/main", "grant the caller of " + fromFlags, ""},
+		"none in the instance":     {otherInstance, "/main", "grant the caller of " + fromFlags, ""},
+		"read only, any instance":  {readOnly, "", "", "the upstream refuses blobs in the instance without a name"},
+		"none in the nameless one": {otherInstance, "", "", "the upstream refuses blobs in the instance without a name"},
+		"does not answer":          {always(codes.Unavailable), "/main", "", ""},
+	} {
+		for _, mode := range []string{"through", "back"} {
+			t.Run(name+" "+mode, func(t *testing.T) {
+				server := newUpstreamServer(t)
+				server.refuse.Store(&c.refuse)
+				var log syncBuffer
+				f := UpstreamFlags{}
+				f.Register(&cobra.Command{})
+				f.Server, f.WriteMode = server.address+c.instance, mode
+				u, err := f.open(t.Context(), slog.New(slog.NewTextHandler(&log, nil)), nil)
+				if err == nil {
+					defer u.close()
+				}
+				e, _ := errors.AsType[*exit.Error](err)
+				if (err != nil) != (c.want != "") || c.want != "" && (e == nil || e.Code != exit.Environment || !errors.Is(err, cas.ErrDenied)) {
+					t.Fatalf("got %v, want an error: %t", err, c.want != "")
+				}
+				if c.want != "" {
+					expect.Message(t, err, c.want)
+					expect.Message(t, err, "--cas: ")
+				}
+				expect.That(t, strings.Contains(log.String(), c.log), "got log %s, want %q", log.String(), c.log)
+			})
+		}
+	}
+}
+
+// TestRefusalsAreExplained checks that clients see what the operator must correct, also for streams.
+func TestRefusalsAreExplained(t *testing.T) {
+	server := newUpstreamServer(t)
+	f := UpstreamFlags{}
+	f.Register(&cobra.Command{})
+	f.Server, f.WriteMode = server.address+"/main", "through"
+	u := must.Get(f.open(t.Context(), slog.New(slog.DiscardHandler), nil))(t)
+	defer u.close()
+	s := must.Get(u.instances(""))(t).Store
+	_, d := castest.Blob(1, 3<<20)
+	server.refuse.Store(new(func(string, string) codes.Code { return codes.PermissionDenied }))
+	for call, err := range map[string]error{
+		"unary":  expect.Err(s.Missing(t.Context(), []cas.Digest{d})),
+		"stream": expect.Err(s.Open(t.Context(), d, 0)),
+		"check":  u.check(t.Context()),
+	} {
+		expect.Error(t, err, cas.ErrDenied, "%s", call)
+		expect.Message(t, err, "grant the caller of --cas-token-file")
+		expect.Message(t, err, "the server responded caller ci may not")
+	}
+}
+
+// A syncBuffer is a bytes.Buffer for concurrent use.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }

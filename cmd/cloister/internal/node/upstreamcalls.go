@@ -77,7 +77,10 @@ func (u *upstreamCalls) count(kind, outcome string, d time.Duration, err error) 
 }
 
 // A callStats counts the calls of a server as a gRPC stats.Handler. It sees each attempt as a call.
-type callStats struct{ *upstreamCalls }
+type callStats struct {
+	*upstreamCalls
+	refusal refusal
+}
 
 // methodKey is the context key of the name of a call's method.
 type methodKey struct{}
@@ -101,7 +104,7 @@ func (c callStats) HandleRPC(ctx context.Context, s stats.RPCStats) {
 			outcome = "failed"
 		}
 		if outcome == "denied" {
-			err = fmt.Errorf("%w: %s", cas.ErrDenied, remote.Reason(status.Convert(err)))
+			err = fmt.Errorf("%w: %s", cas.ErrDenied, remote.Reason(status.Convert(c.refusal.explain(err))))
 		}
 		method, _ := ctx.Value(methodKey{}).(string)
 		c.count(method, outcome, s.EndTime.Sub(s.BeginTime), err)

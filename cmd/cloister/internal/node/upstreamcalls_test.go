@@ -28,7 +28,7 @@ func TestUpstreamCallsAreCounted(t *testing.T) {
 	u.register(registry)
 	u.observe(object.Call{Kind: "put", Outcome: "ok", Requests: 3, Sent: 1000, Time: time.Second})
 	u.observe(object.Call{Kind: "get", Outcome: "unavailable", Err: cas.ErrUnavailable}) // without a request
-	server := callStats{u}
+	server := callStats{upstreamCalls: u}
 	for method, err := range map[string]error{
 		"Read": nil, "Write": status.Error(codes.ResourceExhausted, "full"), "GetTree": status.Error(codes.Internal, "bug"),
 	} {
@@ -71,7 +71,7 @@ func TestRefusedCredentialsAreLogged(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		for range 10 {
-			callStats{u}.HandleRPC(t.Context(), &stats.End{Error: status.Error(codes.PermissionDenied, "not you")})
+			callStats{upstreamCalls: u}.HandleRPC(t.Context(), &stats.End{Error: status.Error(codes.PermissionDenied, "not you")})
 		}
 		text := out.String()
 		if strings.Count(text, "\n") != 2 || !strings.Contains(text, "grant s3:PutObject") || !strings.Contains(text, "not you") {

@@ -26,6 +26,7 @@ import (
 type UpstreamFlags struct {
 	Server, Bucket, WriteMode string
 	Identity                  identity.Flags // at Server
+	Instance                  string         // in which checks of Server read and write
 	// RenewInterval is overlay.Config.UpstreamInterval.
 	RenewInterval time.Duration
 }
@@ -65,17 +66,25 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced *trac
 		if err != nil {
 			return nil, err
 		}
-		options = append(append(options, traced.DialOptions()...), grpc.WithStatsHandler(callStats{u.calls}))
+		refused := refusal{f.Identity.Sources()}
+		options = slices.Concat(options, traced.DialOptions(), refused.dialOptions(),
+			[]grpc.DialOption{grpc.WithStatsHandler(callStats{u.calls, refused})})
 		c, err := remote.New(f.Server, options...)
 		if err != nil {
 			return nil, exit.New(exit.Usage, fmt.Errorf("--cas: %w", err))
 		}
 		u.instances, u.breaker, u.close = c.Instance, c.Err, c.Close
-		u.check = func(ctx context.Context) error { return checkServer(ctx, c) }
+		u.check = (&serverCheck{client: c, instance: f.Instance, log: log}).check
 		// Clients are offered what the upstream supports, so wait for its capabilities.
+		probe, cancel := context.WithTimeout(ctx, StartupProbe)
+		defer cancel()
 		select {
 		case <-c.Probed():
-		case <-time.After(StartupProbe):
+			err = u.check(probe)
+		case <-probe.Done():
+		}
+		if err := f.started("--cas", err, true); err != nil {
+			return nil, errors.Join(err, c.Close())
 		}
 	case f.Bucket != "":
 		if err := f.openBucket(ctx, u, log, traced); err != nil {
@@ -106,15 +115,20 @@ func (f *UpstreamFlags) openBucket(ctx context.Context, u *upstream, log *slog.L
 		return exit.New(exit.Environment, fmt.Errorf("--store: %w", err))
 	}
 	u.instances, u.check, u.breaker, u.close = c.Instance, c.Check, c.Err, c.Close
-	err = c.Check(ctx)
-	silent := errors.Is(err, cas.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
-	switch {
-	case err == nil, silent && f.WriteMode == "back":
-		return nil
-	case silent:
-		err = exit.New(exit.Unreachable, fmt.Errorf("--store: %w", err))
-	default:
-		err = exit.New(exit.Environment, fmt.Errorf("--store: %w", err))
+	if err := f.started("--store", c.Check(ctx), f.WriteMode == "back"); err != nil {
+		return errors.Join(err, c.Close())
 	}
-	return errors.Join(err, c.Close())
+	return nil
+}
+
+// started returns the error with which this node does not start after the first check of its upstream, or nil. It may
+// start without an answer if maySilent.
+func (f *UpstreamFlags) started(flag string, err error, maySilent bool) error {
+	switch {
+	case err == nil, unanswered(err) && maySilent:
+		return nil
+	case unanswered(err):
+		return exit.New(exit.Unreachable, fmt.Errorf("%s: %w", flag, err))
+	}
+	return exit.New(exit.Environment, fmt.Errorf("%s: %w", flag, err))
 }
