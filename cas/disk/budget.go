@@ -147,9 +147,17 @@ func (c *Cache) reserve(n, files int64) error {
 	if full {
 		return c.fullError(n, nil)
 	}
-	err := c.evict(n, files)
-	if c.tryReserve(n, files) {
-		return nil
+	var err error
+	for {
+		held := c.segments.Held()
+		err = c.evict(n, files)
+		if c.tryReserve(n, files) {
+			return nil
+		}
+		// Removing a segment frees nothing while Locations keep its data, until they keep as much as counts.
+		if held >= c.maxHeld() || c.segments.Held() <= held {
+			break
+		}
 	}
 	if c.shrinkHeld(0); c.tryReserve(n, files) {
 		return nil

@@ -313,36 +313,46 @@ func TestConcurrentLocate(t *testing.T) {
 }
 
 // TestHeldSegmentsCountAgainstTheBudget checks that removed segments and the store together stay within the budget
-// while a holder can release Locations, and that Put does not fail if it cannot.
+// while a holder can release Locations, and that Put does not fail if it cannot: neither if all blobs have one age, nor
+// if the oldest ones that an eviction selects stay held as a whole.
 func TestHeldSegmentsCountAgainstTheBudget(t *testing.T) {
 	for _, releases := range []bool{true, false} {
-		config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Lease: -1}
-		c, s := openStore(t, config)
-		var held []cas.Location
-		c.SetHolder(func() bool {
-			i := slices.IndexFunc(held, cas.Location.Removed)
-			if i < 0 || !releases {
-				return false
-			}
-			held[i].Release()
-			held = slices.Delete(held, i, i+1)
-			return true
-		})
-		var most int64
-		for _, b := range smallBlobs(0, 1000, 4000) {
-			must.Succeed(t, s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)))
-			held = append(held, locate(t, s, b.Digest))
-			onDisk, _ := occupied(t, config.Dir)
-			most = max(most, onDisk+c.Stats().HeldBytes)
-		}
-		if releases && most > config.MaxBytes || c.Stats().HeldBytes == 0 {
-			t.Errorf("releases %v: the disk had up to %d bytes, %d of them held, want at most %d and some held",
-				releases, most, c.Stats().HeldBytes, config.MaxBytes)
-		}
-		for _, l := range held {
-			l.Release()
+		for _, pause := range []time.Duration{0, 100 * time.Millisecond} {
+			synctest.Test(t, func(t *testing.T) { holdSegments(t, releases, pause) })
 		}
 	}
+}
+
+// holdSegments puts and locates blobs, with a pause between them.
+func holdSegments(t *testing.T, releases bool, pause time.Duration) {
+	config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Lease: -1}
+	c, s := openStore(t, config)
+	var held []cas.Location
+	c.SetHolder(func() bool {
+		i := slices.IndexFunc(held, cas.Location.Removed)
+		if i < 0 || !releases {
+			return false
+		}
+		held[i].Release()
+		held = slices.Delete(held, i, i+1)
+		return true
+	})
+	var most int64
+	for _, b := range smallBlobs(0, 1000, 4000) {
+		must.Succeed(t, s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)))
+		held = append(held, locate(t, s, b.Digest))
+		onDisk, _ := occupied(t, config.Dir)
+		most = max(most, onDisk+c.Stats().HeldBytes)
+		time.Sleep(pause)
+	}
+	if releases && most > config.MaxBytes || c.Stats().HeldBytes == 0 {
+		t.Errorf("releases %v, pause %v: the disk had up to %d bytes, %d of them held, want at most %d and some held",
+			releases, pause, most, c.Stats().HeldBytes, config.MaxBytes)
+	}
+	for _, l := range held {
+		l.Release()
+	}
+	closeStore(t, c)
 }
 
 // TestHeldSegmentsAreReleasedBeforePutFails fills the store with leased blobs.
