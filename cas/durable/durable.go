@@ -42,7 +42,7 @@ const newSuffix = ".new"
 // Replace is WriteFunc for one writer and mode 0600. A crash may leave path+".new" behind, which the next call
 // overwrites. A power failure may bring the old file back until the caller has called SyncDir.
 func Replace(path string, write func(*os.File) error) error {
-	f, err := os.OpenFile(path+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := OpenFile(path+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}

@@ -257,7 +257,7 @@ func (l *Log) Compact(mu sync.Locker, records iter.Seq[[]byte]) error {
 func (l *Log) compact(mu sync.Locker, lines []byte) error {
 	from := l.size
 	mu.Unlock()
-	f, err := os.OpenFile(l.Path+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := OpenFile(l.Path+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err == nil {
 		if _, err = f.Write(lines); err == nil {
 			err = f.Sync()
@@ -291,7 +291,7 @@ func (l *Log) compact(mu sync.Locker, lines []byte) error {
 
 func (l *Log) replace(lines []byte) error {
 	if l.repair != nil {
-		data, err := os.ReadFile(l.Path)
+		data, err := ReadFile(l.Path)
 		if err == nil {
 			err = WriteFile(l.Path+DamagedSuffix, data, 0o600)
 		}

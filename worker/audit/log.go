@@ -58,7 +58,7 @@ func Open(c Config) (*Log, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil { // private to the operator
 		return nil, fmt.Errorf("create audit log %s: %w; %s", c.Dir, err, advice)
 	}
-	lock, err := os.OpenFile(filepath.Join(c.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := durable.OpenFile(filepath.Join(c.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open audit log %s: %w; %s", c.Dir, err, advice)
 	}

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/cas/durable"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/ramdir"
@@ -406,29 +407,38 @@ func TestWriterKilledDuringRotation(t *testing.T) {
 	}
 }
 
-// TestVerifyWhileSegmentsAreDeleted uses a pipe as the first segment, to know how far the reader is.
-func TestVerifyWhileSegmentsAreDeleted(t *testing.T) {
+// TestSegmentsAreDeletedWhileTheyAreRead deletes two segments when the reader, which has listed all, is in the first.
+func TestSegmentsAreDeletedWhileTheyAreRead(t *testing.T) {
 	dir, head := filled(t)
 	paths := segments(t, dir)
-	first, err := os.ReadFile(paths[0])
-	if err == nil {
-		err = os.Remove(paths[0])
-	}
-	if err == nil {
-		err = syscall.Mkfifo(paths[0], 0o600)
-	}
-	must.Succeed(t, err)
-	go func() {
-		pipe, err := os.OpenFile(paths[0], os.O_WRONLY, 0) // waits for the reader, which has listed the segments
-		if err != nil {
-			t.Error(err)
-			return
+	var read []uint64
+	must.Succeed(t, audit.Read(dir, func(r audit.Record) error {
+		if read = append(read, r.Seq); len(read) == 1 {
+			return errors.Join(os.Remove(paths[0]), os.Remove(paths[1]))
 		}
-		_, err = pipe.Write(first)
-		expect.Error(t, errors.Join(err, os.Remove(paths[0]), os.Remove(paths[1]), pipe.Close()), nil)
-	}()
+		return nil
+	}))
+	expect.Slices(t, read, []uint64{1, 2, 3, 4, 9, 10, 11, 12}, "entries")
 	report := verify(t, dir, head)
 	if want := (audit.Report{Entries: 4, First: 9, Begins: entry(8).Time, Head: head}); *report != want {
 		t.Errorf("got %+v, want %+v", *report, want)
+	}
+}
+
+// TestPipesAreRefused: opening a pipe in place of a file would wait for its other end.
+func TestPipesAreRefused(t *testing.T) {
+	for _, name := range []string{"lock", "first", "newest"} {
+		dir, _ := filled(t)
+		paths := segments(t, dir)
+		path := map[string]string{"lock": filepath.Join(dir, "lock"), "first": paths[0], "newest": paths[len(paths)-1]}[name]
+		must.Succeed(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
+		if name != "first" { // Open reads only the newest two segments
+			expect.Error(t, expect.Err(audit.Open(audit.Config{Dir: dir})), durable.ErrNotRegular, "Open with a pipe as %s", name)
+		}
+		if name == "lock" {
+			continue // no reader opens it
+		}
+		expect.Error(t, expect.Err(audit.Verify(dir, "")), durable.ErrNotRegular, "Verify with a pipe as the %s segment", name)
+		expect.Error(t, expect.Err(audit.Files(dir, entry(0).Time)), durable.ErrNotRegular, "Files with a pipe as the %s segment", name)
 	}
 }

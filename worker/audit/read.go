@@ -30,7 +30,7 @@ type chain struct {
 
 // firstTime returns the time of the first entry of a segment, or zero if it cannot be read.
 func firstTime(path string) time.Time {
-	f, err := os.Open(path)
+	f, err := durable.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
 		return time.Time{}
 	}
@@ -68,7 +68,7 @@ func (c *chain) segment(path string, first uint64, last bool, visit func(Record)
 	tampered := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s:%d: %s", ErrTampered, path, n, fmt.Sprintf(format, args...))
 	}
-	f, err := os.Open(path)
+	f, err := durable.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func Files(dir string, since time.Time) (files []File, err error) {
 					continue
 				}
 			}
-			f, err := os.Open(s.Path(first))
+			f, err := durable.OpenFile(s.Path(first), os.O_RDONLY, 0)
 			if err != nil {
 				for _, f := range files {
 					f.Close()

@@ -197,7 +197,7 @@ func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, client 
 // worker restarts, and distinguishes workers of the same name.
 func storeID(dir string) (string, error) {
 	path := filepath.Join(dir, "worker.id")
-	data, err := os.ReadFile(path)
+	data, err := durable.ReadFile(path)
 	if id := strings.TrimSpace(string(data)); err == nil && storeIDs.MatchString(id) {
 		return id, nil
 	}
