@@ -145,7 +145,8 @@ func (c *Cache) claim(isNew bool) error {
 		commit.Point("claimed")
 	}
 	for _, sub := range []string{"tmp", "segments", "files", "quarantine"} {
-		if err := os.Mkdir(filepath.Join(c.dir, sub), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		// Unlike Mkdir, it fails for a pipe, whose listing would wait for a writer.
+		if err := os.MkdirAll(filepath.Join(c.dir, sub), 0o700); err != nil {
 			return err
 		}
 	}
