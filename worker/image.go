@@ -11,6 +11,8 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/worker/internal/pulls"
 )
 
 // Images turns the container images that actions name into root file systems. Implementations can use package image and
@@ -92,8 +94,17 @@ func (l *Local) imageOf(instance string, req *request) (string, error) {
 	return image.Value, nil
 }
 
-// loadImage reads the tree of an image, and pulls the image again if the store has lost a part of it.
+// loadImage reads the tree of an image, and pulls the image again if the store has lost a part of it. Clients see the
+// pull if Images also has a method Progress, which returns the current pull of a pinned image, or nil.
 func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) error {
+	defer pulls.Begin(ctx, func() *cloisterpb.ImagePull {
+		if shown, ok := l.cfg.Images.(interface {
+			Progress(instance, pinned string) *cloisterpb.ImagePull
+		}); ok {
+			return shown.Progress(in.Name, r.image)
+		}
+		return nil
+	})()
 	var lost *tree.MissingError
 	for range 2 {
 		var err error

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/internal/results"
@@ -29,11 +31,12 @@ type assignment struct {
 	in       *cas.Instance
 	action   cas.Digest
 	desired  *remoteworkerpb.DesiredState_Executing
-	sent     int           // number of times
-	started  bool          // the worker has reported that it executes it
-	released chan struct{} // closed when the run has ended and the slot is free
-	stage    worker.Stage  // last reported
-	since    time.Time     // when it was first reported; zero while no stage is
+	sent     int                                  // number of times
+	started  bool                                 // the worker has reported that it executes it
+	released chan struct{}                        // closed when the run has ended and the slot is free
+	stage    worker.Stage                         // last reported
+	since    time.Time                            // when it was first reported; zero while no stage is
+	pull     atomic.Pointer[cloisterpb.ImagePull] // last reported
 }
 
 // killGrace is how long after twice its timeout a command is considered unkillable.

@@ -9,16 +9,19 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/cloister-build/cloister/worker/internal/pulls"
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
@@ -124,6 +127,50 @@ func TestClientsStateTheirToolchain(t *testing.T) {
 		right.Drain()
 		<-otherLeft
 		<-rightLeft
+	})
+}
+
+// TestClientsStateTheirPulls checks that an operation shows the pull that its worker waits for while it lasts, and how
+// it progresses.
+func TestClientsStateTheirPulls(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		var read atomic.Int64
+		pulled, finish := make(chan struct{}), make(chan struct{})
+		c, _, left := h.worker(t, "w", 1, func(ctx context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+			report(worker.StageFetch)
+			time.Sleep(time.Minute) // it looks up the digest of a tag
+			end := pulls.Begin(ctx, func() *cloisterpb.ImagePull {
+				return &cloisterpb.ImagePull{Pinned: "example.com/tools@sha256:1f", ReadBytes: read.Load(), TotalBytes: 1 << 40}
+			})
+			<-pulled
+			end()
+			report(worker.StageRun)
+			<-finish
+			return &worker.Outcome{Result: &repb.ActionResult{}}, nil
+		})
+		o := h.submit(t, "a")
+		time.Sleep(time.Minute)
+		expect.That(t, o.State().Pulling == nil, "a pull is shown before it has begun")
+		for _, n := range []int64{0, 1 << 20, 3 << 30} {
+			read.Store(n)
+			time.Sleep(3 * time.Second)
+			state := o.State()
+			must.Be(t, state.Pulling != nil && state.Stage == repb.ExecutionStage_EXECUTING && state.Worker == "w",
+				"got %+v, want the pull of the action that executes", state)
+			got := state.Pulling()
+			expect.That(t, got.GetPinned() == "example.com/tools@sha256:1f" && got.GetReadBytes() == n && got.GetTotalBytes() == 1<<40,
+				"got %v, want %d bytes", got, n)
+			slot := h.queue.Workers()[0].Slots[0]
+			expect.That(t, slot.Pulling && slot.Stage == worker.StageInputs, "the slot is reported as %+v, want a pull", slot)
+		}
+		close(pulled)
+		time.Sleep(3 * time.Second)
+		state, slot := o.State(), h.queue.Workers()[0].Slots[0]
+		expect.That(t, state.Pulling == nil && !slot.Pulling && slot.Stage == worker.StageRun, "got %+v and %+v afterwards, want no pull", state, slot)
+		close(finish)
+		wantSuccess(t, o)
+		c.Drain()
+		<-left
 	})
 }
 

@@ -13,7 +13,9 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/pulls"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -122,6 +124,7 @@ type run struct {
 	mu    sync.Mutex
 	state *remoteworkerpb.CurrentState_Executing // guarded by mu
 	ended bool                                   // guarded by mu; state is final
+	pull  pulls.State                            // guarded by mu; nil unless it waits for a container image
 }
 
 // latest returns the state of the run, and whether it has ended.
@@ -142,6 +145,17 @@ func (r *run) publish(state *remoteworkerpb.CurrentState_Executing, ended bool) 
 	}
 }
 
+// pulling returns the pull that the run waits for, or nil.
+func (r *run) pulling() *cloisterpb.ImagePull {
+	r.mu.Lock()
+	pull := r.pull
+	r.mu.Unlock()
+	if pull == nil {
+		return nil
+	}
+	return pull()
+}
+
 // wait waits until the run has ended.
 func (r *run) wait() { <-r.over }
 
@@ -153,6 +167,15 @@ func (s *slot) start(ctx context.Context, t *worker.Task, e *remoteworkerpb.Desi
 	}
 	r := &run{cancel: cancel, over: make(chan struct{}), news: make(chan struct{}, 1)}
 	r.publish(&remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest, ExecutionState: stateStarted}, false)
+	ctx = pulls.Watch(ctx, func(pull pulls.State) {
+		r.mu.Lock()
+		r.pull = pull
+		r.mu.Unlock()
+		if pull != nil { // a new state is reported soon, with the pull
+			fetching := &remoteworkerpb.CurrentState_Executing_FetchingInputs{FetchingInputs: &emptypb.Empty{}}
+			r.publish(&remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest, ExecutionState: fetching}, false)
+		}
+	})
 	go func() {
 		defer close(r.over)
 		defer cancel(nil)

@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
@@ -234,7 +235,7 @@ func (s *Server) Synchronize(
 		w.unassign()
 		return s.kill(w), nil
 	}
-	return s.progress(w, a, stageOf(executing)), nil
+	return s.progress(w, a, stageOf(executing), statedPull(ctx)), nil
 }
 
 // checkToolchain returns an error if the caller, of the worker name, does not have the toolchain that workers must
@@ -252,8 +253,10 @@ func (s *Server) checkToolchain(ctx context.Context, name string) error {
 		"on the worker, or require another one", name, has, want)
 }
 
-// progress answers a worker that executes a.
-func (s *Server) progress(w *session, a *assignment, stage worker.Stage) *remoteworkerpb.SynchronizeResponse {
+// progress answers a worker that executes a. pull is what it waits for, or nil.
+func (s *Server) progress(
+	w *session, a *assignment, stage worker.Stage, pull *cloisterpb.ImagePull,
+) *remoteworkerpb.SynchronizeResponse {
 	if why, actionFault := a.stuck(stage, s.cfg.Stall); why != "" {
 		s.cfg.Log.Warn("action is stuck", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String(), "why", why)
 		if actionFault {
@@ -265,7 +268,12 @@ func (s *Server) progress(w *session, a *assignment, stage worker.Stage) *remote
 		return s.kill(w)
 	}
 	a.run.Report(stage)
-	return &remoteworkerpb.SynchronizeResponse{NextSynchronizationAt: timestamppb.New(time.Now().Add(s.cfg.Busy))}
+	a.showPull(pull)
+	next := s.cfg.Busy
+	if pull != nil {
+		next = min(next, pullInterval)
+	}
+	return &remoteworkerpb.SynchronizeResponse{NextSynchronizationAt: timestamppb.New(time.Now().Add(next))}
 }
 
 // resend returns the assigned action once more for a worker that does something else, or nil if it need not run. A

@@ -220,6 +220,9 @@ func (s *slot) call(
 	if has := s.cfg.Toolchain(); has != "" {
 		callCtx = metadata.AppendToOutgoingContext(callCtx, toolchainKey, has)
 	}
+	if s.run != nil {
+		callCtx = statePull(callCtx, s.run.pulling())
+	}
 	return s.cfg.Scheduler.Synchronize(callCtx, request)
 }
 

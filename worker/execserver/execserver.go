@@ -21,7 +21,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/tree"
-	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/nested"
 	"github.com/cloister-build/cloister/worker/internal/response"
@@ -45,9 +44,6 @@ type Config struct {
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
 	// Remark, if not nil, returns a line to add to the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
-	// Progress, if not nil, returns the current pull of a container image in an instance, or nil. Clients whose actions
-	// wait for the image see it.
-	Progress func(instance, image string) *cloisterpb.ImagePull
 	// Rights, if not nil, reports whether the caller may execute actions in an instance, for lists of the operations of
 	// all instances.
 	Rights func(ctx context.Context, instance string) (execute, update bool)
@@ -245,7 +241,7 @@ func (s *server) silence(state queue.State) time.Duration {
 	)
 	streams := float64(s.streams.Load())
 	silence := time.Duration(float64(s.KeepaliveInterval) * min(max(1, streams/few), longest))
-	if state.Pulling != "" && s.Progress != nil {
+	if state.Pulling != nil {
 		silence = min(silence, time.Duration(float64(time.Second)*max(1, streams/rate)))
 	}
 	return silence
@@ -291,8 +287,8 @@ func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.An
 		partial.Worker = response.OneLine(state.Worker)
 		partial.WorkerStartTimestamp = timestamppb.New(state.Began)
 	}
-	if state.Pulling != "" && s.Progress != nil {
-		if pull := s.Progress(o.Info().Instance, state.Pulling); pull != nil {
+	if state.Pulling != nil {
+		if pull := state.Pulling(); pull != nil {
 			packed, err := anypb.New(pull)
 			if err != nil {
 				return nil, err

@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/pulls"
 	"github.com/cloister-build/cloister/worker/queue/internal/fairqueue"
 )
 
@@ -24,6 +25,7 @@ type job struct {
 	entered  time.Time // when it first waited for a slot
 	cancel   context.CancelFunc
 	ran      bool // past the lookup in the action cache, so its result will be new
+	pulling  pulls.State
 	run      *Run // nil unless a slot has it
 	losses   []loss
 	avoid    []string      // sorted names of the workers that lost it, and of those like a worker that refused it
@@ -89,9 +91,7 @@ func (q *Queue) prepareJobs() {
 		q.arrived.Done(&j.item)
 		if e.outcome == nil && e.fault == nil && j.req.Pull != nil {
 			q.pulling[j] = true
-			for o := range j.ops {
-				o.change(State{Stage: repb.ExecutionStage_QUEUED, Pulling: j.req.Task.Image})
-			}
+			j.advance(j.ops, repb.ExecutionStage_QUEUED)
 			q.wg.Go(func() { q.pull(ctx, cancel, j) })
 			continue
 		}
@@ -103,7 +103,14 @@ func (q *Queue) prepareJobs() {
 
 // pull calls the Pull of a prepared job, and passes the job on.
 func (q *Queue) pull(ctx context.Context, cancel context.CancelFunc, j *job) {
-	_, err := guard(func() (*worker.Outcome, error) { return nil, j.req.Pull(ctx) })
+	watched := pulls.Watch(ctx, func(s pulls.State) {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if j.pulling = s; s != nil {
+			j.advance(j.ops, repb.ExecutionStage_QUEUED)
+		}
+	})
+	_, err := guard(func() (*worker.Outcome, error) { return nil, j.req.Pull(watched) })
 	cancel()
 	e := q.endOf(&j.req.Task, nil, err)
 	q.mu.Lock()
@@ -246,7 +253,7 @@ func (q *Queue) forget(j *job) {
 
 // advance moves operations of j to a stage.
 func (j *job) advance(ops map[*Operation]bool, s repb.ExecutionStage_Value) {
-	state := State{Stage: s}
+	state := State{Stage: s, Pulling: j.pulling}
 	if r := j.run; r != nil {
 		state.Began, state.Worker = r.began, r.slot.worker.name
 		state.Stdout, state.Stderr = r.task.Logs.Names()

@@ -11,6 +11,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/pulls"
 	"github.com/cloister-build/cloister/worker/queue/internal/fairqueue"
 )
 
@@ -55,8 +56,8 @@ type State struct {
 	// Stage is CACHE_CHECK until the request is prepared, then QUEUED, also during its Pull, EXECUTING and COMPLETED;
 	// each except the last may be skipped. An action lost with its worker is QUEUED again.
 	Stage repb.ExecutionStage_Value
-	// Pulling is the image that the action waits for, Task.Image, during its Pull; otherwise it is empty.
-	Pulling string
+	// Pulling is set while the action waits for a container image. It returns the pull, or nil if there is none yet.
+	Pulling pulls.State
 	// Began is when a slot took the action, and Worker the slot's worker; zero if none did.
 	Began  time.Time
 	Worker string

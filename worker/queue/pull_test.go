@@ -10,8 +10,10 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
+	imagepulls "github.com/cloister-build/cloister/worker/internal/pulls"
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
@@ -19,8 +21,8 @@ import (
 func pulls(done <-chan struct{}, err error) func(*queue.Request) {
 	return func(r *queue.Request) {
 		r.Prepare = func(_ context.Context, r *queue.Request) (*worker.Outcome, error) {
-			r.Task.Image = "tools"
 			r.Pull = func(ctx context.Context) error {
+				defer imagepulls.Begin(ctx, func() *cloisterpb.ImagePull { return &cloisterpb.ImagePull{Pinned: "tools"} })()
 				select {
 				case <-done:
 					return err
@@ -33,6 +35,15 @@ func pulls(done <-chan struct{}, err error) func(*queue.Request) {
 	}
 }
 
+// pinned returns the image whose pull o shows, or "".
+func pinned(t *testing.T, o *queue.Operation) string {
+	t.Helper()
+	if pull := state(t, o).Pulling; pull != nil {
+		return pull().Pinned
+	}
+	return ""
+}
+
 // TestPullHoldsNoSlot checks that requests which pull hold neither a slot nor a preparer, and then take their turn.
 func TestPullHoldsNoSlot(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
@@ -41,7 +52,7 @@ func TestPullHoldsNoSlot(t *testing.T) {
 		refused := submit(t, q, "refused", pulls(failed, &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("unknown manifest")}))
 		for _, o := range []*queue.Operation{first, second, refused} {
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
-			expect.Equal(t, state(t, o).Pulling, "tools", "Pulling")
+			expect.Equal(t, pinned(t, o), "tools", "the image that is pulled")
 		}
 		d := q.Demands()
 		expect.That(t, len(d) == 1 && d[0].Queued == 3 && d[0].Unmet != "", "Demands = %+v, want one of three actions, with a reason", d)
@@ -60,7 +71,7 @@ func TestPullHoldsNoSlot(t *testing.T) {
 		close(done)
 		synctest.Wait()
 		for _, o := range []*queue.Operation{first, second} {
-			expect.Equal(t, state(t, o).Pulling, "", "Pulling afterwards")
+			expect.Equal(t, pinned(t, o), "", "the image that is pulled afterwards")
 		}
 		d = q.Demands()
 		expect.That(t, len(d) == 1 && d[0].Queued == 1 && d[0].Unmet == "", "Demands = %+v, want one action", d)

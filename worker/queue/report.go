@@ -41,6 +41,8 @@ type SlotState struct {
 	Began                        time.Time
 	// Stage is the last one reported, or 0.
 	Stage worker.Stage
+	// Pulling reports that the action waits for a container image that is being pulled.
+	Pulling bool
 	// Ending is when the worker was first known to be stopping an action that the slot does not have; see
 	// Slot.SetEnding.
 	Ending time.Time
@@ -99,6 +101,7 @@ func (s *Slot) state() SlotState {
 	if r := s.run; r != nil {
 		t := &r.task
 		state.Instance, state.Action, state.Began, state.Stage = t.Instance, t.Action, r.began, r.stage
+		state.Pulling = r.job.pulling != nil && r.job.pulling() != nil
 		state.Target, state.Mnemonic, state.Invocation = t.Target, t.Mnemonic, t.Invocation
 	}
 	return state

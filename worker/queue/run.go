@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/pulls"
 )
 
 // A Run is an action assigned to a slot. Its methods are safe for concurrent use.
@@ -38,7 +39,11 @@ func (q *Queue) begin(s *Slot, j *job) {
 	q.unreserve(j)
 	r := &Run{q: q, job: j, slot: s, task: j.req.Task, woke: s.woken, began: time.Now()}
 	// Only leave cancels a job; its operations carry the reason.
-	r.ctx, j.cancel = context.WithCancel(context.Background())
+	ctx := context.Background()
+	if j.req.Pull == nil { // a slot of a head pulls the image itself
+		ctx = pulls.Watch(ctx, r.Pulling)
+	}
+	r.ctx, j.cancel = context.WithCancel(ctx)
 	if s.worker.own {
 		if q.cfg.Logs != nil {
 			r.task.Logs, r.endLogs = q.cfg.Logs(&j.req.Task)
@@ -76,6 +81,17 @@ func (r *Run) Report(s worker.Stage) {
 	r.slot.worker.seen = time.Now()
 	if s > worker.StageFetch {
 		r.job.ran = true
+	}
+}
+
+// Pulling records that the action waits for a container image; s is its State.Pulling from now on. A nil s records that
+// it no longer waits.
+func (r *Run) Pulling(s pulls.State) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	if !r.over {
+		r.job.pulling = s
+		r.job.advance(r.job.ops, repb.ExecutionStage_EXECUTING)
 	}
 }
 
@@ -145,7 +161,7 @@ func (q *Queue) queueAgain(j *job) {
 // release frees the slot of r.
 func (q *Queue) release(r *Run) {
 	s := r.slot
-	s.run = nil
+	s.run, r.job.pulling = nil, nil
 	s.worker.busy--
 	s.worker.seen = time.Now()
 	q.ready.Done(&r.job.item)

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
-	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/execserver"
@@ -232,11 +231,6 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 		blobs.Rights, execution.Rights, execution.Caller = c.Access.Rights, c.Access.Rights, c.Access.Caller
 		reads = c.Access.Reads
 		operators.Viewers, operators.Caller = c.Access, c.Access.Caller
-	}
-	if images, ok := c.Worker.Images.(interface {
-		Progress(instance, image string) *cloisterpb.ImagePull
-	}); ok {
-		execution.Progress = images.Progress
 	}
 	if s.sampler != nil {
 		execution.Remark = s.sampler.Remark

@@ -507,8 +507,8 @@ type Slot struct {
 	ActionMnemonic string                 `protobuf:"bytes,5,opt,name=action_mnemonic,json=actionMnemonic,proto3" json:"action_mnemonic,omitempty"`
 	InvocationId   string                 `protobuf:"bytes,6,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
 	Began          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=began,proto3" json:"began,omitempty"`
-	// The stage: fetch, run, upload, or ""; end, without an action, while the worker stops an action that the slot no
-	// longer has.
+	// The stage: fetch, pull (of a container image), run, upload, or ""; end, without an action, while the worker stops an
+	// action that the slot no longer has.
 	Stage         string `protobuf:"bytes,8,opt,name=stage,proto3" json:"stage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -153,6 +153,8 @@ func (s *service) worker(ctx context.Context, w queue.WorkerState) *cloisterpb.W
 		row := &cloisterpb.Slot{Name: slot.Name, Began: timestamp(slot.Began), Stage: stage(slot.Stage)}
 		if slot.Action.IsZero() && !slot.Ending.IsZero() {
 			row.Began, row.Stage = timestamp(slot.Ending), "end"
+		} else if slot.Pulling {
+			row.Stage = "pull"
 		}
 		if !slot.Action.IsZero() && (s.Viewers == nil || s.Viewers.Sees(ctx, slot.Instance)) {
 			row.Action, row.InstanceName = slot.Action.String(), slot.Instance

@@ -66,7 +66,14 @@ func TestStatusReportsTheQueue(t *testing.T) {
 		m := must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 		expect.Equal(t, m.Workers[0].Slots[0].Stage, word, "stage %v is reported as", s)
 	}
+	pull := &cloisterpb.ImagePull{}
+	run.Pulling(func() *cloisterpb.ImagePull { return pull })
 	m := must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
+	expect.Equal(t, m.Workers[0].Slots[0].Stage, "pull", "stage during a pull is reported as")
+	run.Report(worker.StageInputs)
+	pull = nil // the image is there
+	m = must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
+	expect.Equal(t, m.Workers[0].Slots[0].Stage, "fetch", "stage after a pull is reported as")
 	if m.Name != "head" || m.Version != "1.2" || !m.Started.AsTime().Equal(began) || m.Time == nil || !slices.Equal(m.Unready, []string{"full"}) ||
 		!slices.Equal(m.Notes, []string{"late"}) ||
 		m.Queued != 1 || m.Running != 1 || m.Oldest == nil {

@@ -121,7 +121,7 @@ func newLive(s *operator.State) *liveData {
 // stageClass returns the class of the colour of a stage.
 func stageClass(name string) string {
 	switch name {
-	case "fetch":
+	case "pull", "fetch":
 		return "s1"
 	case "confine", "stage":
 		return "s2"
