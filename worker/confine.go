@@ -94,6 +94,9 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		l.auditRefusal(t, err)
 		return nil, err
 	}
+	if err := l.checkNetwork(req, grant); err != nil {
+		return nil, err
+	}
 	if f := &l.cfg.Features; grant.Sandbox != "" && grant.Sandbox != f.Backend {
 		return nil, fmt.Errorf("%w: the action requires the sandbox %s, and this worker has %s: send it to a worker with that --sandbox",
 			sandbox.ErrUnsupported, grant.Sandbox, f.Backend)

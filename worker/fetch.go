@@ -96,7 +96,6 @@ func (l *Local) resolveHere(ctx context.Context, in *cas.Instance, action cas.Di
 		if err := l.checkPlatform(req); err != nil {
 			return nil, err
 		}
-		l.warnOfProperties(req)
 	}
 	return req, nil
 }
@@ -195,33 +194,6 @@ func (req *request) demands() []Property {
 // backend offer it.
 func namesKernel(p Property) bool {
 	return p.Name == PropertySandbox && p.Value != "namespace"
-}
-
-// maxIgnored bounds the number of remembered property names, which clients choose.
-const maxIgnored = 100
-
-// warnOfProperties warns once about each platform property that is not a sandbox setting: a single machine serves every
-// platform (rule 84).
-func (l *Local) warnOfProperties(req *request) {
-	for _, property := range req.properties() {
-		names, _ := hostProperty(property)
-		if names || isSetting(property.Name) || IsPlacement(property.Name) || property.Name == propertyRemoteAPIs || isImage(property) && (l.cfg.Images != nil || noImage(property.Value)) {
-			continue
-		}
-		if l.persistent != nil && isPersistentProperty(property.Name) {
-			continue
-		}
-		l.mu.Lock()
-		first := len(l.ignored) < maxIgnored && !l.ignored[property.Name]
-		if first {
-			l.ignored[property.Name] = true
-		}
-		l.mu.Unlock()
-		if first {
-			l.cfg.Log.Warn("platform property is ignored: this worker takes every action",
-				"name", property.Name, "value", property.Value)
-		}
-	}
 }
 
 // parts returns the digests of the command and the input root of the action a, whose digest is d.

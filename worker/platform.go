@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
@@ -28,23 +29,67 @@ func (l *Local) checkPlatform(req *request) error {
 			return faultf(FaultUnmet, "fetch: action %s needs %s, but this machine is %s: use a server for that platform, or "+
 				"correct the property", req.Digest, p, host)
 		case isImage(p) && (l.cfg.Images != nil || noImage(p.Value)):
-		case strings.EqualFold(p.Name, "dockerNetwork") && strings.EqualFold(p.Value, "off"):
+		case strings.EqualFold(p.Name, networkProperty) && strings.EqualFold(p.Value, "off"):
+		case asksForNetwork(p): // see checkNetwork
 		case isImage(p) && !l.cfg.IgnoreImages:
 			return faultf(FaultUnmet, "fetch: action %s names a container image (%s), and this worker runs none: "+
 				"use another server, or one that ignores images and has the same toolchain", req.Digest, p)
 		case strings.EqualFold(p.Name, "dockerPrivileged") && strings.EqualFold(p.Value, "true"):
 			return faultf(FaultUnmet, "fetch: action %s needs %s, which is never granted", req.Digest, p)
-		case l.cfg.StrictProperties && !isImage(p):
-			return faultf(FaultUnmet, "fetch: action %s has the unknown property %s, which --strict-properties refuses", req.Digest, p)
 		default:
-			if text := p.String(); len(req.ignored) < maxIgnoredProperties && !slices.Contains(req.ignored, text) {
-				req.ignored = append(req.ignored, text)
+			if err := l.ignore(req, p); err != nil {
+				return err
 			}
-			req.ignoresImage = req.ignoresImage || isImage(p)
 		}
 	}
 	return nil
 }
+
+// networkProperty is the platform property with which clients of other servers ask for the network: "standard" or "off".
+const networkProperty = "dockerNetwork"
+
+// asksForNetwork reports whether a property asks for the network that the policy permits.
+func asksForNetwork(p Property) bool {
+	return strings.EqualFold(p.Name, networkProperty) && strings.EqualFold(p.Value, "standard")
+}
+
+// checkNetwork ignores the property that asks for the network if the policy permits none.
+func (l *Local) checkNetwork(req *request, g *policy.Grant) error {
+	if l.cfg.Fleet || len(g.Network.Allow) > 0 {
+		return nil
+	}
+	for _, p := range l.cfg.Policy.WithDefaults(req.Instance.Name, req.properties()) {
+		if asksForNetwork(p) {
+			return l.ignore(req, p)
+		}
+	}
+	return nil
+}
+
+// ignore adds a property without effect to the request and warns once about its name (rule 84): a single machine serves
+// every platform. With StrictProperties it returns a Fault.
+func (l *Local) ignore(req *request, p Property) error {
+	if l.cfg.StrictProperties && !isImage(p) {
+		return faultf(FaultUnmet, "fetch: action %s has the unknown property %s, which --strict-properties refuses", req.Digest, p)
+	}
+	if text := p.String(); len(req.ignored) < maxIgnoredProperties && !slices.Contains(req.ignored, text) {
+		req.ignored = append(req.ignored, text)
+	}
+	req.ignoresImage = req.ignoresImage || isImage(p)
+	l.mu.Lock()
+	first := len(l.ignored) < maxIgnored && !l.ignored[p.Name]
+	if first {
+		l.ignored[p.Name] = true
+	}
+	l.mu.Unlock()
+	if first {
+		l.cfg.Log.Warn("platform property is ignored: this worker takes every action", "name", p.Name, "value", p.Value)
+	}
+	return nil
+}
+
+// maxIgnored bounds the number of remembered property names, which clients choose.
+const maxIgnored = 100
 
 // maxIgnoredProperties is the number of ignored properties that a result lists.
 const maxIgnoredProperties = 20

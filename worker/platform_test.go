@@ -3,6 +3,9 @@
 package worker
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -10,6 +13,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
@@ -79,6 +83,28 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 		if _, err := b.Admit(t.Context(), &Task{Action: action}); (err != nil) != (c.want == ignored) {
 			t.Errorf("%s with StrictProperties: got %v, want an error only if it is ignored otherwise", property, err)
 		}
+	}
+}
+
+// TestStandardNetworkIsARequest: an action with dockerNetwork=standard gets the endpoints that the policy allows, and the
+// property is not ignored.
+func TestStandardNetworkIsARequest(t *testing.T) {
+	var got []sandbox.Endpoint
+	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		got = spec.Network.Allow
+		return &sandbox.Result{}
+	})
+	b.cfg.StrictProperties = true
+	b.cfg.Policy = must.Get(policy.Parse("p.yaml", []byte(
+		"version: 1\nprofiles: {build: {network: {allow: [\"example.org:443\"]}}}\n")))(t)
+	action := b.action(func(a *repb.Action, _ *repb.Command) {
+		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "dockerNetwork", Value: "standard"}}}
+	})
+	out := b.do(&Task{Action: action})
+	expect.Equal(t, fmt.Sprint(got), "[example.org:443]", "endpoints of the action")
+	expect.That(t, out.Uncacheable && len(executionOf(t, out).IgnoredProperties) == 0, "got %+v, want no cached result and nothing ignored", out)
+	if _, err := b.Admit(t.Context(), &Task{Action: action}); err != nil {
+		t.Errorf("with StrictProperties: got %v, want no error", err)
 	}
 }
 

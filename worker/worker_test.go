@@ -332,10 +332,15 @@ func TestRule084_UnknownPropertiesWarnOnce(t *testing.T) {
 		{Name: "ISA", Value: runtime.GOARCH}, {Name: "os", Value: runtime.GOOS}, // what this worker is
 	}}
 	for range 3 {
-		l.warnOfProperties(&request{Action: &repb.Action{Platform: host}, Command: &repb.Command{}})
-		l.warnOfProperties(&request{Action: &repb.Action{Platform: property("Pool")}, Command: &repb.Command{Platform: property("hidden")}})
-		l.warnOfProperties(&request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("recycle")}})
-		l.warnOfProperties(&request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})
+		for _, r := range []request{
+			{Action: &repb.Action{Platform: host}, Command: &repb.Command{}},
+			{Action: &repb.Action{Platform: property("Pool")}, Command: &repb.Command{Platform: property("hidden")}},
+			{Action: &repb.Action{}, Command: &repb.Command{Platform: property("recycle")}},
+			{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}},
+		} {
+			r.Instance = &cas.Instance{}
+			must.Succeed(t, l.checkPlatform(&r))
+		}
 	}
 	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "Pool") || !strings.Contains(got, "recycle") {
 		t.Errorf("got %q, want a line for Pool and one for recycle", got)

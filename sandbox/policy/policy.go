@@ -325,6 +325,8 @@ type compilation struct {
 	enforceable []sandbox.Limit
 	asked       map[string]string // settings of the action, without the prefix
 	grant       *Grant
+
+	standardNetwork bool // the action asks for the network that the profile allows
 }
 
 func (c *compilation) because(format string, args ...any) {
@@ -346,6 +348,7 @@ func (c *compilation) read(properties []Property) error {
 	for _, p := range properties {
 		name, ours := strings.CutPrefix(p.Name, prefix)
 		if !ours {
+			c.standardNetwork = c.standardNetwork || strings.EqualFold(p.Name, "dockerNetwork") && strings.EqualFold(p.Value, "standard")
 			continue
 		}
 		if len(p.Value) > maxProperty {
@@ -494,7 +497,14 @@ func (c *compilation) network() error {
 	if n.Listen, err = c.flag("listen", listen); err != nil {
 		return err
 	}
-	if text, ok := c.asked["network"]; ok {
+	text, asked := c.asked["network"]
+	if !asked && c.standardNetwork && n.Loopback {
+		n.Allow = sortEndpoints(slices.Clone(c.profile.allow.v))
+		for _, e := range n.Allow {
+			c.because("network %s: property dockerNetwork=standard, permitted by %s", e, c.profileText(c.profile.allow.from()))
+		}
+	}
+	if asked {
 		for s := range strings.SplitSeq(text, ",") {
 			e, err := sandbox.ParseEndpoint(strings.TrimSpace(s))
 			if err != nil {

@@ -131,6 +131,15 @@ func TestCompileGrants(t *testing.T) {
 		{"wide", "cloister-network=a.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false true"},
 		{"once", "cloister-network=10.0.0.1:80", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false false"},
 		{"once", "", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "true true"},
+		// What other servers call the standard network is what the profile allows.
+		{
+			"wide", "DockerNetwork=Standard", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic, g.Cache) },
+			"[a.example.org:443 b.example.org:443] false true",
+		},
+		{"wide", "dockerNetwork=standard cloister-network=b.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow) }, "[b.example.org:443]"},
+		{"wide", "dockerNetwork=standard cloister-loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic) }, "[] true"},
+		{"wide", "dockerNetwork=off", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic) }, "[] true"},
+		{"", "dockerNetwork=standard", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic) }, "[] true"},
 		// Properties that renounce something.
 		{"once", "cloister-listen=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true false []}"},
 		{"once", "cloister-loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
