@@ -5,6 +5,7 @@ package escape_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -140,6 +141,11 @@ func guarantees(w *fixture) []guarantee {
 		{
 			name: "links", promise: "Links and special files among outputs do not lead the worker out of them.",
 			attack: []string{"links", w.secret}, outputs: linksLeadNowhere, reason: "this tests the worker, not a layer",
+		},
+		{
+			name: "swap", promise: "Nor do outputs that become links while the run ends.",
+			attack: []string{"swap", w.secret, w.mark}, outputs: func(out *os.Root) error { return swapsLeadNowhere(out, w.secret) },
+			check: noSurvivors, reason: "this tests the worker, not a layer",
 		},
 		{
 			name: "names", promise: "Odd, long and deeply nested output names are read and removed like others.",
@@ -342,6 +348,17 @@ func linksLeadNowhere(out *os.Root) error {
 		}
 		if st, err := out.Lstat(name); err != nil || st.Mode().Type() != os.ModeSymlink {
 			return fmt.Errorf("%s is not the link that the attack created: %v", name, err)
+		}
+	}
+	return nil
+}
+
+// swapsLeadNowhere reads the outputs of the attack like the worker does.
+func swapsLeadNowhere(out *os.Root, secret string) error {
+	name := "swap/" + filepath.Base(secret)
+	for range 1000 {
+		if b, err := out.ReadFile(name); err == nil && string(b) != "original" {
+			return fmt.Errorf("%s led to %q", name, b)
 		}
 	}
 	return nil

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -402,5 +404,35 @@ func links(r *report, args []string) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if r.must("socket", err) && r.must("bind", unix.Bind(fd, &unix.SockaddrUnix{Name: "/build/socket"})) {
 		r.hold("created links")
+	}
+}
+
+// swap leaves children that exchange a directory of outputs with links to the directory of a file while the run ends.
+func swap(r *report, args []string) {
+	name := "/build/swap/" + filepath.Base(args[0])
+	if !r.must("outputs", errors.Join(os.Mkdir("/build/swap", 0o700), os.WriteFile(name, []byte(original), 0o600))) {
+		return
+	}
+	for _, to := range []string{filepath.Dir(args[0]), strings.Repeat("../", 40) + filepath.Dir(args[0])} {
+		if _, err := start(self, syscall.SysProcAttr{Setsid: true}, "child-swap", to, args[1]); !r.must("start", err) {
+			return
+		}
+	}
+	for { // until the timeout of the run
+		if _, err := os.Readlink("/build/swap"); err == nil {
+			break
+		}
+	}
+	r.hold("left children that exchange outputs")
+}
+
+// swapAgain exchanges a directory and a link until it is killed. Another child may interfere.
+func swapAgain(_ *report, args []string) {
+	away := fmt.Sprintf("/build/away%d", os.Getpid())
+	for {
+		_ = os.Rename("/build/swap", away)
+		_ = os.Symlink(args[0], "/build/swap")
+		_ = os.Remove("/build/swap")
+		_ = os.Rename(away, "/build/swap")
 	}
 }

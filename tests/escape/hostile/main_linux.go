@@ -26,6 +26,7 @@ var attacks = map[string]func(*report, []string){
 	"files":          files,
 	"names":          names,
 	"links":          links,
+	"swap":           swap,
 	// processes
 	"userns":   userns,
 	"mount":    mount,
@@ -71,6 +72,7 @@ var attacks = map[string]func(*report, []string){
 	"child-abort":  func(*report, []string) { abort() },
 	"child-spin":   func(*report, []string) { spin() },
 	"child-ids":    ids,
+	"child-swap":   swapAgain,
 	"child-mount":  mountHere,
 }
 
