@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -165,6 +166,41 @@ func BenchmarkYield(b *testing.B) {
 				b.StartTimer()
 			}
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "us/run")
+		})
+	}
+}
+
+// BenchmarkDemands lists the demands of actions that all differ in them, half of which wait for an image.
+func BenchmarkDemands(b *testing.B) {
+	for _, n := range []int{2_000, 8_000, 32_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			q, err := queue.New(queue.Config{Head: true, MaxLive: 1 << 30})
+			must.Succeed(b, err)
+			defer q.Close()
+			var prepared sync.WaitGroup
+			for i := range n {
+				r := numbered(i)
+				r.Demands = []worker.Property{{Name: "kind", Value: fmt.Sprint(i)}}
+				if i%2 == 0 {
+					prepared.Add(1)
+					r.Prepare = func(_ context.Context, r *queue.Request) (*worker.Outcome, error) {
+						r.Pull = func(ctx context.Context) error {
+							prepared.Done()
+							<-ctx.Done()
+							return ctx.Err()
+						}
+						return nil, nil
+					}
+				}
+				must.Get(q.Submit(r))(b)
+			}
+			prepared.Wait()
+			for b.Loop() {
+				if got := len(q.Demands()); got != n {
+					b.Fatalf("got %d demands, want %d", got, n)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "us/demand")
 		})
 	}
 }

@@ -49,22 +49,29 @@ func (j *job) depth() int { return j.req.Task.Caller.Nesting() }
 // matchKey encodes what determines the workers that may take j: its depth, instance and demands, and the workers that
 // lost or refused it.
 func (j *job) matchKey() fairqueue.MatchKey {
-	b := binary.AppendUvarint(nil, uint64(j.depth()))
-	b = binary.AppendUvarint(b, uint64(len(j.req.Demands)))
-	add := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
-	add(j.req.Task.Instance)
-	for _, d := range j.req.Demands {
-		add(d.Name)
-		add(d.Value)
-	}
+	b := j.appendDemands(binary.AppendUvarint(nil, uint64(j.depth())))
 	b = binary.AppendUvarint(b, uint64(len(j.refused)))
 	for _, number := range j.refused {
 		b = binary.AppendUvarint(b, number)
 	}
 	for _, name := range j.avoid {
-		add(name)
+		b = appendString(b, name)
 	}
 	return fairqueue.MatchKey(b)
+}
+
+// appendDemands appends the instance and the demands of j, so that only equal ones have equal prefixes.
+func (j *job) appendDemands(b []byte) []byte {
+	b = appendString(b, j.req.Task.Instance)
+	b = binary.AppendUvarint(b, uint64(len(j.req.Demands)))
+	for _, d := range j.req.Demands {
+		b = appendString(appendString(b, d.Name), d.Value)
+	}
+	return b
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
 // prepareJobs prepares arrived jobs, one at a time, until the queue is closed.

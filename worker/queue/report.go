@@ -119,15 +119,26 @@ type Demand struct {
 
 // Demands returns the demands of all actions that wait for an image or a slot.
 func (q *Queue) Demands() []Demand {
+	all := q.unsortedDemands()
+	slices.SortFunc(all, func(a, b Demand) int {
+		return cmp.Or(slices.CompareFunc(a.Properties, b.Properties, worker.Property.Compare),
+			strings.Compare(a.Unmet, b.Unmet), strings.Compare(a.Instance, b.Instance))
+	})
+	return all
+}
+
+func (q *Queue) unsortedDemands() []Demand {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var all []Demand
+	var key []byte
+	index := make(map[string]int) // in all; clients choose the demands, so there may be many
 	add := func(j *job, queued int, unmet string) {
-		i := slices.IndexFunc(all, func(d Demand) bool {
-			return d.Instance == j.req.Task.Instance && d.Unmet == unmet && slices.Equal(d.Properties, j.req.Demands)
-		})
-		if i < 0 {
+		key = append(j.appendDemands(key[:0]), unmet...)
+		i, known := index[string(key)]
+		if !known {
 			i = len(all)
+			index[string(key)] = i
 			all = append(all, Demand{Instance: j.req.Task.Instance, Properties: slices.Clone(j.req.Demands), Unmet: unmet})
 		}
 		all[i].Queued += queued
@@ -140,9 +151,5 @@ func (q *Queue) Demands() []Demand {
 			add(j, 1, "their container image is being pulled")
 		}
 	}
-	slices.SortFunc(all, func(a, b Demand) int {
-		return cmp.Or(slices.CompareFunc(a.Properties, b.Properties, worker.Property.Compare),
-			strings.Compare(a.Unmet, b.Unmet), strings.Compare(a.Instance, b.Instance))
-	})
 	return all
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -975,5 +976,22 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		w = q.Workers()
 		expect.That(t, w[1].Done == 1 && w[1].Lost == 1 && !w[1].Left.IsZero() && len(w[1].Slots) == 0,
 			"Workers = %+v, want b gone with Done 1 and Lost 1", w)
+	})
+}
+
+// TestSimilarDemandsStayApart checks that only equal demands are counted together.
+func TestSimilarDemandsStayApart(t *testing.T) {
+	bubble(t, queue.Config{Head: true}, func(t *testing.T, q *queue.Queue, _ *executor) {
+		for i, d := range []string{"a=bc", "ab=c", "a=b c=", "a=bc"} {
+			submit(t, q, fmt.Sprint(i), demands(d))
+		}
+		const unmet = "no worker has joined"
+		want := []queue.Demand{
+			{Properties: properties("a=b c="), Queued: 1, Unmet: unmet},
+			{Properties: properties("a=bc"), Queued: 2, Unmet: unmet},
+			{Properties: properties("ab=c"), Queued: 1, Unmet: unmet},
+		}
+		got := q.Demands()
+		expect.That(t, reflect.DeepEqual(got, want), "Demands = %+v, want %+v", got, want)
 	})
 }
