@@ -59,3 +59,10 @@ func (l *log) addHints(lines []string) error {
 	}
 	return nil
 }
+
+// close closes the file, and sets err if that fails and *err is nil: network file systems report failed writes then.
+func (l *log) close(err *error) {
+	if closing := l.file.Close(); *err == nil {
+		*err = closing
+	}
+}

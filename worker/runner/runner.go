@@ -174,17 +174,17 @@ func (r *Runner) Run(ctx context.Context, req *runnerpb.RunRequest) (*runnerpb.R
 }
 
 // run runs a command. An error that is not a gRPC status is our fault.
-func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, error) {
+func (r *Runner) run(ctx context.Context, c *command) (_ *runnerpb.RunResponse, err error) {
 	stdout, err := r.newLog(c, "stdout_path", c.stdout)
 	if err != nil {
 		return nil, err
 	}
-	defer stdout.file.Close()
+	defer stdout.close(&err)
 	stderr, err := r.newLog(c, "stderr_path", c.stderr)
 	if err != nil {
 		return nil, err
 	}
-	defer stderr.file.Close()
+	defer stderr.close(&err)
 	in, err := c.openInputRoot()
 	if err != nil {
 		return nil, err

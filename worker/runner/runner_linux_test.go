@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -34,6 +35,7 @@ import (
 type fixture struct {
 	dir     string
 	backend *namespace.Backend
+	config  runner.Config
 	runner  *runner.Runner
 	n       int
 }
@@ -53,7 +55,7 @@ func newFixture(t testing.TB, rules string) *fixture {
 	if rules != "" {
 		c.Policy = must.Get(policy.Parse("policy.yaml", []byte(rules)))(t)
 	}
-	return &fixture{dir: dir, backend: backend, runner: must.Get(runner.New(c))(t)}
+	return &fixture{dir: dir, backend: backend, config: c, runner: must.Get(runner.New(c))(t)}
 }
 
 // action creates the directory of an action as bb_worker does, and returns it with the request to run a script. A file
@@ -413,6 +415,34 @@ func TestViolationsNeedTheirMonitor(t *testing.T) {
 		if (err == nil) != ok || !ok && !errors.Is(err, sandbox.ErrUnsupported) {
 			t.Errorf("%s: got %v, want an error: %t", rules, err, !ok)
 		}
+	}
+}
+
+// A logCloser closes an output after each run, so that it cannot be closed again, as if a network file system had failed
+// to write it.
+type logCloser struct {
+	sandbox.Backend
+	output func(sandbox.Stdio) io.Writer
+}
+
+func (b logCloser) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
+	res, err := b.Backend.Run(ctx, spec, std)
+	return res, errors.Join(err, runner.CloseLog(b.output(std)))
+}
+
+// TestRunReportsLostOutput: bb_worker must not cache a result whose output was not written.
+func TestRunReportsLostOutput(t *testing.T) {
+	f := newFixture(t, "")
+	for name, output := range map[string]func(sandbox.Stdio) io.Writer{
+		"stdout": func(std sandbox.Stdio) io.Writer { return std.Stdout },
+		"stderr": func(std sandbox.Stdio) io.Writer { return std.Stderr },
+	} {
+		c := f.config
+		c.Backend = logCloser{f.backend, output}
+		_, req := f.action(t, nil, "exit 0")
+		_, err := must.Get(runner.New(c))(t).Run(t.Context(), req)
+		expect.That(t, status.Code(err) == codes.Internal && strings.Contains(err.Error(), "/"+name+": "),
+			"%s: got %v, want an internal error that names the file", name, err)
 	}
 }
 

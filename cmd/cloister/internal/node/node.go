@@ -143,7 +143,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	if n.record, err = audit.Open(audit.Config{Dir: storedir.Audit(c.Dir), MaxBytes: int64(c.Audit), Log: log}); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
-	n.onClose(func() { n.record.Close() })
+	n.onClose(func() { n.closed(n.record.Close()) })
 	if n.Name, err = os.Hostname(); err != nil || n.Name == "" {
 		n.Name = "cloister"
 	}
@@ -229,7 +229,7 @@ func (n *Node) Assembly(flags func() []string) service.Config {
 	if !n.Head {
 		n.backendConfig.Hidden = []string{n.Dir}
 		backend := n.Sandbox.NewBackend(n.backendConfig)
-		n.onClose(func() { backend.Close() })
+		n.onClose(func() { n.closed(backend.Close()) })
 		c.Worker.Backend = backend
 		c.Trees = tree.StagerConfig{Dir: filepath.Join(n.Dir, "tmp"), Budget: int64(n.trees)}
 	}
