@@ -131,7 +131,7 @@ func launch(ctx context.Context, dir string, held *os.File) (*State, error) {
 
 // report is the supervisor's part of Create.
 func (c *Config) report(ctx context.Context, dir string) error {
-	os.Unsetenv(supervised)
+	_ = os.Unsetenv(supervised) // cannot fail for a valid name
 	syscall.CloseOnExec(lockFD) // a helper that outlives this process must not hold the lock
 	syscall.CloseOnExec(readyFD)
 	pipe := os.NewFile(readyFD, "ready")
