@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/violation"
+	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
 // ExecRoot is the path of the input root in the sandbox of every worker, unless a Variation changes it.
@@ -35,7 +36,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if err != nil {
 		return Admission{}, err
 	}
-	a := Admission{DoNotMerge: req.Action.DoNotCache || t.Variation != nil, Demands: req.demands()}
+	a := Admission{DoNotMerge: req.Action.DoNotCache || t.Variation != nil, Demands: l.demands(t, req)}
 	calls := false
 	if l.cfg.Backend != nil {
 		switch box, err := l.confine(t, req); {
@@ -47,7 +48,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 			return Admission{}, fault(StageConfine, err)
 		}
 	}
-	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
+	if l.cfg.Fleet || l.cfg.Backend == nil { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
 	if r := &req.root; r.unpinned || r.own() {
@@ -81,10 +82,9 @@ type confined struct {
 // confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
 // cannot enforce what was requested, the error is a Fault of kind FaultUnmet.
 func (l *Local) confine(t *Task, req *request) (*confined, error) {
-	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
+	ask := req.ask(t)
 	var settings strings.Builder // for messages
-	for _, p := range req.properties() {
-		ask.Properties = append(ask.Properties, p)
+	for _, p := range ask.Properties {
 		if isSetting(p.Name) {
 			fmt.Fprintf(&settings, ", property %s=%s", p.Name, p.Value)
 		}
@@ -94,7 +94,7 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		l.auditRefusal(t, err)
 		return nil, err
 	}
-	if err := l.checkNetwork(req, grant); err != nil {
+	if err := l.checkNetwork(t, req, grant); err != nil {
 		return nil, err
 	}
 	if f := &l.cfg.Features; grant.Sandbox != "" && grant.Sandbox != f.Backend {
@@ -148,8 +148,8 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		// The operator chose a sandbox that cannot audit, which every result states, and nobody asked for more.
 		spec.Audit = sandbox.AuditOff
 	}
-	// A default property of the policy accepts nothing: the action's digest would not tell its result from one without gaps.
-	named := slices.ContainsFunc(req.properties(), func(p Property) bool { return p.Name == PropertySandbox })
+	// A property of the policy accepts nothing: the action's digest would not tell its result from one without gaps.
+	named := slices.ContainsFunc(ask.Properties, func(p Property) bool { return p.Name == PropertySandbox })
 	if f := &l.cfg.Features; len(f.Gaps) > 0 && (named || l.cfg.AcceptGaps) {
 		spec.Accept = f.Backend // which equals the value of the property
 	}
@@ -191,7 +191,7 @@ func (l *Local) hostInputs(g *policy.Grant, p *placement) []sandbox.Input {
 
 // PropertySandbox is the platform property with which an action requires a backend. Workers of another backend than the
 // default offer it.
-const PropertySandbox = "cloister-sandbox"
+const PropertySandbox = results.SandboxProperty
 
 // isSetting reports whether a platform property is a setting of the sandbox, which the policy interprets.
 func isSetting(property string) bool { return strings.HasPrefix(property, "cloister-") }

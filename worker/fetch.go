@@ -12,6 +12,8 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
 // A request is an action with everything it refers to, decoded and checked. Action, Command and Input may be shared and
@@ -50,7 +52,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*request, *Outcome, error) 
 		return nil, nil, err
 	}
 	if !t.SkipCacheLookup && !l.uncacheable(t, req) && !req.Action.DoNotCache {
-		r, err := cas.LookupComplete(ctx, in, t.Action)
+		r, err := cas.LookupComplete(results.State(ctx, t.Target, t.Mnemonic), in, t.Action)
 		// Another writer may have cached a failure; this worker never does (rule 68).
 		if err == nil && r.ExitCode == 0 {
 			out := &Outcome{Result: r, Cached: true}
@@ -169,31 +171,26 @@ func (l *Local) uncacheable(t *Task, req *request) bool {
 // expects reports whether the client relies on the directories of output_directories existing before the action runs.
 func (t *Task) expects(req *request) bool { return len(req.directories) > 0 && t.expectsDirectories() }
 
-// properties returns the platform properties. Those of the action, if set, replace those of the command (rule 83).
-func (req *request) properties() []Property {
-	from := req.Action.Platform
-	if from == nil {
-		from = req.Command.Platform
-	}
-	all := make([]Property, 0, len(from.GetProperties()))
-	for _, p := range from.GetProperties() {
-		all = append(all, Property{Name: p.Name, Value: p.Value})
-	}
-	return all
+// properties returns the platform properties of the action, without those of the policy.
+func (req *request) properties() []Property { return results.Properties(req.Action, req.Command) }
+
+// ask returns the request to the policy.
+func (req *request) ask(t *Task) policy.Request {
+	return policy.Request{Instance: t.Instance, Properties: req.properties(), Target: t.Target, Mnemonic: t.Mnemonic}
 }
 
 // demands returns the platform properties that are not settings of the sandbox or of persistent workers, as
-// Admission.Demands. One setting is a demand: a backend with a kernel of its own, which such workers offer.
-func (req *request) demands() []Property {
-	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) && !namesKernel(p) || isPersistentProperty(p.Name) })
+// Admission.Demands. One setting is a demand, also if only the policy has it: a backend with a kernel of its own, which
+// such workers offer.
+func (l *Local) demands(t *Task, req *request) []Property {
+	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) || isPersistentProperty(p.Name) })
+	for _, p := range l.cfg.Policy.Properties(req.ask(t)) {
+		if results.NamesKernel(p) {
+			all = append(all, p)
+		}
+	}
 	slices.SortFunc(all, Property.Compare)
 	return slices.Compact(all)
-}
-
-// namesKernel reports whether a property requires a backend that gives runs a kernel of their own; workers with such a
-// backend offer it.
-func namesKernel(p Property) bool {
-	return p.Name == PropertySandbox && p.Value != "namespace"
 }
 
 // parts returns the digests of the command and the input root of the action a, whose digest is d.

@@ -57,7 +57,7 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *req
 	if admission && l.cfg.Fleet { // the worker that offers the property resolves the image
 		return nil
 	}
-	value, err := l.imageOf(t.Instance, req)
+	value, err := l.imageOf(t, req)
 	if err != nil || value == "" {
 		return err
 	}
@@ -74,12 +74,12 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *req
 
 // imageOf returns the value of the property container-image of req or, by default, of its instance's default
 // properties, or "" if there is none.
-func (l *Local) imageOf(instance string, req *request) (string, error) {
+func (l *Local) imageOf(t *Task, req *request) (string, error) {
 	if l.cfg.Images == nil {
 		return "", nil
 	}
 	var image Property
-	for _, p := range l.cfg.Policy.WithDefaults(instance, req.properties()) {
+	for _, p := range l.cfg.Policy.Properties(req.ask(t)) {
 		switch {
 		case !isImage(p):
 		case image.Name != "" && image.Value != p.Value:

@@ -20,7 +20,7 @@ import (
 // checkPlatform returns a Fault of kind FaultUnmet for an action whose properties this machine does not have, and adds
 // the properties that are ignored to the request.
 func (l *Local) checkPlatform(req *request) error {
-	for _, p := range l.cfg.Policy.WithDefaults(req.Instance.Name, req.properties()) {
+	for _, p := range l.cfg.Policy.Properties(policy.Request{Instance: req.Instance.Name, Properties: req.properties()}) {
 		switch names, differs := hostProperty(p); {
 		case isSetting(p.Name) || IsPlacement(p.Name) || names && !differs:
 		case l.persistent != nil && isPersistentProperty(p.Name):
@@ -54,11 +54,11 @@ func asksForNetwork(p Property) bool {
 }
 
 // checkNetwork ignores the property that asks for the network if the policy permits none.
-func (l *Local) checkNetwork(req *request, g *policy.Grant) error {
+func (l *Local) checkNetwork(t *Task, req *request, g *policy.Grant) error {
 	if l.cfg.Fleet || len(g.Network.Allow) > 0 {
 		return nil
 	}
-	for _, p := range l.cfg.Policy.WithDefaults(req.Instance.Name, req.properties()) {
+	for _, p := range l.cfg.Policy.Properties(req.ask(t)) {
 		if asksForNetwork(p) {
 			return l.ignore(req, p)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/internal/results"
@@ -100,8 +101,113 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 		aux := must.Get(anypb.New(c.made))(t)
 		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
 		refuse := results.OtherImage(c.permitted, func(string) bool { return c.byDefault })
-		if why := refuse("", cas.Digest{}, r); (why == "") != c.served {
+		if why := refuse(t.Context(), "", cas.Digest{}, r); (why == "") != c.served {
 			t.Errorf("%s: got refusal %q, want it served: %t", c.name, why, c.served)
 		}
+	}
+}
+
+// TestResultsOfAnotherSandboxAreMisses: where the policy requires a sandbox, a result of another one, or of an unknown
+// one, is a miss, also for a worker that looks it up itself.
+func TestResultsOfAnotherSandboxAreMisses(t *testing.T) {
+	b := newBench(t, compiles)
+	p := must.Get(policy.Parse("p.yaml", []byte(`version: 1
+sandboxes:
+  - {require: gvisor, when: {target: "//third_party/..."}}
+  - {require: gvisor, when: {instance: guests}}
+default_properties:
+  main: {cloister-sandbox: gvisor}
+`)))(t)
+	stored := b.cfg.Instances
+	b.cfg.Policy, b.cfg.Instances = p, results.Filter(stored, results.OtherSandbox(stored, p,
+		func(context.Context) (string, string) { return "//third_party/z:z", "" }))
+	action := b.action(nil)
+	asks := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform(PropertySandbox, "qemu") })
+	absent := cas.SHA256.Sum([]byte("evicted"))
+	for _, c := range []struct {
+		instance, target string
+		action           cas.Digest
+		made             string
+		served           bool
+	}{
+		{"", "//app:a", action, "namespace", true},
+		{"", "//third_party/z:z", action, "namespace", false},
+		{"", "//third_party/z:z", action, "", false},
+		{"", "//third_party/z:z", action, "qemu", false},
+		{"", "//third_party/z:z", action, "gvisor", true},
+		{"guests", "//app:a", action, "namespace", false},
+		{"guests", "//app:a", absent, "gvisor", true},
+		{"main", "//app:a", action, "namespace", false},
+		{"main", "//app:a", action, "gvisor", true},
+		{"main", "//app:a", asks, "qemu", true},
+		{"main", "//app:a", asks, "namespace", false},
+		{"main", "//app:a", absent, "namespace", false}, // nobody knows what it asks for
+	} {
+		aux := must.Get(anypb.New(&cloisterpb.Execution{Sandbox: &cloisterpb.Sandbox{Backend: c.made}}))(t)
+		must.Succeed(t, b.store.Record(t.Context(), c.action, &repb.ActionResult{
+			ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}},
+		}))
+		in := must.Get(b.cfg.Instances(c.instance))(t)
+		_, err := in.Actions.Lookup(results.State(t.Context(), c.target, ""), c.action)
+		if (err == nil) != c.served || err != nil && !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("%q %s, made in %q: got %v, want it served: %t", c.instance, c.target, c.made, err, c.served)
+		}
+	}
+	// A call states the target itself.
+	made := func(backend string) {
+		b.cfg.Features.Backend = backend
+		b.do(&Task{Action: action, Target: map[string]string{"gvisor": "//third_party/z:z"}[backend], SkipCacheLookup: true})
+	}
+	lookup := func() error {
+		return expect.Err(must.Get(b.cfg.Instances(""))(t).Actions.Lookup(t.Context(), action))
+	}
+	made("namespace")
+	expect.Error(t, lookup(), cas.ErrNotFound, "a result made in namespaces")
+	made("gvisor")
+	expect.Error(t, lookup(), nil, "a result made in gVisor")
+	made("namespace")
+	b.cfg.Features.Backend = "gvisor"
+	for _, c := range []struct {
+		target string
+		cached bool
+	}{{"//app:a", true}, {"//third_party/z:z", false}, {"//third_party/z:z", true}} {
+		if out := b.do(&Task{Action: action, Target: c.target}); out.Cached != c.cached {
+			t.Errorf("execution for %s: got cached %t, want %t", c.target, out.Cached, c.cached)
+		}
+	}
+}
+
+// TestRequiredSandboxIsRefusedByOthers: a worker refuses what must run in another sandbox, and a head demands the sandbox
+// of its workers. Requests with other demands do not share a run.
+func TestRequiredSandboxIsRefusedByOthers(t *testing.T) {
+	b := newBench(t, compiles)
+	b.cfg.Policy = must.Get(policy.Parse("p.yaml", []byte(`version: 1
+sandboxes:
+  - {require: gvisor, when: {mnemonic: Genrule}}
+default_properties:
+  main: {cloister-sandbox: qemu, pool: large}
+`)))(t)
+	action := b.action(nil)
+	genrule, byDefault, other := &Task{Action: action, Mnemonic: "Genrule"}, &Task{Action: action, Instance: "main"}, &Task{Action: action}
+	for _, task := range []*Task{genrule, byDefault} {
+		expect.Error(t, expect.Err(b.Admit(t.Context(), task)), sandbox.ErrUnsupported, "admission of %+v", task)
+		expect.Error(t, expect.Err(b.Execute(t.Context(), task, nil)), sandbox.ErrUnsupported, "execution of %+v", task)
+	}
+	b.do(other)
+	b.cfg.Backend = nil
+	keys := map[string]bool{}
+	for _, c := range []struct {
+		task *Task
+		want []Property
+	}{
+		{genrule, []Property{{Name: PropertySandbox, Value: "gvisor"}}},
+		{byDefault, []Property{{Name: PropertySandbox, Value: "qemu"}}},
+		{other, nil},
+	} {
+		a := must.Get(b.Admit(t.Context(), c.task))(t)
+		expect.Slices(t, a.Demands, c.want, "demands of %+v", c.task)
+		key := c.task.Instance + " " + a.MergeKey
+		expect.That(t, !keys[key], "requests with different demands have the merge key %q", key)
+		keys[key] = true
 	}
 }

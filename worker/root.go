@@ -48,7 +48,7 @@ func (p *placement) points() []string {
 // system, and req.Input becomes that tree.
 func (l *Local) place(t *Task, req *request) error {
 	p := placement{path: ExecRoot, root: req.root.tree}
-	for _, q := range l.cfg.Policy.WithDefaults(t.Instance, req.properties()) {
+	for _, q := range l.cfg.Policy.Properties(req.ask(t)) {
 		if !slices.ContainsFunc(placeProperties, func(name string) bool { return strings.EqualFold(name, q.Name) }) {
 			continue
 		}

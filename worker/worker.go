@@ -122,8 +122,9 @@ type Admission struct {
 	// execution.
 	MergeKey string
 	// Demands are the platform properties that a worker must have to execute the action, sorted and without duplicates.
-	// The sandbox settings (cloister-*) are not among them, since every worker implements these, nor are those of
-	// persistent workers, since they do not change the result. Those of IsPlacement are: a worker that does not
+	// The sandbox settings (cloister-*) are not among them, since every worker implements these, except a backend that the
+	// action or the policy requires (PropertySandbox), nor are those of persistent workers, since they do not change the
+	// result. Those of IsPlacement are: a worker that does not
 	// implement them may take the action only if its operator offers them.
 	Demands []Property
 	// Pull, if not nil, pulls the container image that the action needs, so that Execute does not, or waits for another

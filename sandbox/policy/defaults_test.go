@@ -40,7 +40,7 @@ func TestDefaultPropertiesCompleteAnAction(t *testing.T) {
 		{"overridden, in another case", "bst", properties("DockerRunAsRoot=false"), properties("DockerRunAsRoot=false", "chroot-path=/"), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			expect.Slices(t, p.WithDefaults(c.instance, c.asked), c.want)
+			expect.Slices(t, p.Properties(policy.Request{Instance: c.instance, Properties: c.asked}), c.want)
 			g := compile(t, p, policy.Request{Instance: c.instance, Properties: c.asked})
 			expect.That(t, g.Superuser == c.superuser && (g.Rule == "elements") == (c.instance == "bst"),
 				"got rule %s, superuser %t; want superuser %t", g.Rule, g.Superuser, c.superuser)

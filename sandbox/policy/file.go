@@ -47,6 +47,7 @@ func Parse(file string, text []byte) (*Policy, error) {
 		"rules":            func(n *strict.Node) error { rules = n; return nil }, // read after all profiles
 		"allow_unenforced": r.readUnenforced,
 		"images":           r.readImages,
+		"sandboxes":        r.readSandboxes,
 		"default_properties": func(n *strict.Node) error {
 			r.policy.defaults = map[string][]Property{}
 			return r.Entries(n, func(instance string, _, value *strict.Node) (err error) {
@@ -259,7 +260,8 @@ func (r *reader) readRule(n *strict.Node) error {
 	return nil
 }
 
-func (r *reader) readCondition(n *strict.Node, w *condition) error {
+// conditions returns the keys of a condition on what describes a request, without its properties.
+func (r *reader) conditions(w *condition) strict.Keys {
 	text := func(to **string) func(*strict.Node) error {
 		return func(n *strict.Node) error {
 			s, err := r.Scalar(n)
@@ -267,7 +269,7 @@ func (r *reader) readCondition(n *strict.Node, w *condition) error {
 			return err
 		}
 	}
-	return r.Mapping(n, strict.Keys{
+	return strict.Keys{
 		"target": func(n *strict.Node) error {
 			var p setting[*pattern]
 			err := value(r.Decoder, &p, parsePattern)(n)
@@ -276,11 +278,16 @@ func (r *reader) readCondition(n *strict.Node, w *condition) error {
 		},
 		"mnemonic": text(&w.mnemonic),
 		"instance": text(&w.instance),
-		"property": func(n *strict.Node) (err error) {
-			w.properties, err = r.properties(n)
-			return err
-		},
-	})
+	}
+}
+
+func (r *reader) readCondition(n *strict.Node, w *condition) error {
+	known := r.conditions(w)
+	known["property"] = func(n *strict.Node) (err error) {
+		w.properties, err = r.properties(n)
+		return err
+	}
+	return r.Mapping(n, known)
 }
 
 // properties reads a mapping of property names to values.

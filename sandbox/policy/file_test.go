@@ -98,6 +98,10 @@ var mistakes = []struct{ name, text string }{
 	{"a registry with a scheme", "version: 1\nimages: {registries: [\"https://registry.example\"]}\n"},
 	{"an image size below the minimum", "version: 1\nimages: {max_size: 1KiB}\n"},
 	{"an unknown key of images", "version: 1\nimages: {registry: [a.example]}\n"},
+	{"a sandbox that is no stronger than another", "version: 1\nsandboxes: [{require: namespace}]\n"},
+	{"a sandbox without a boundary", "version: 1\nsandboxes:\n  - require: qemu-tcg\n"},
+	{"a rule that requires no sandbox", "version: 1\nsandboxes:\n  - when: {instance: main}\n"},
+	{"a sandbox by property", "version: 1\nsandboxes: [{require: gvisor, when: {property: {a: b}}}]\n"},
 	{"a position far below", "version: 1\n" + strings.Repeat("\n", 998) + "\tx: 1\n"},
 	{"terminal control characters", "version: 1 # \x1b[2J \u00e9\nprofiles: {\"\x1b[31m\": {}}\n"},
 }
@@ -172,6 +176,7 @@ func TestTextIsTheSamePolicy(t *testing.T) {
 		"version: 1\nprofiles: {\"null\": {}, \"true\": {}, 1e3: {inherits: test}}\nrules: [{name: \"Null\", profile: \"null\"}]",
 		"version: 1\nrules: [{name: a, when: {mnemonic: \"x: \\n\\u00e9\", instance: \"\", property: {\"a b\": \"#\"}}}]",
 		"version: 1\nallow_unenforced: [output_files, cpu, cpu]",
+		"version: 1\nsandboxes: [{require: qemu}, {require: gvisor, when: {target: //a, mnemonic: x, instance: \"\"}}]",
 		"version: 1\nprofiles: {build: {on_violation: kill}, a: {on_violation: {network: fail, read: report}}, b: {inherits: a, on_violation: {write: fail}}}",
 	} {
 		p := parse(t, text)

@@ -108,6 +108,7 @@ type Policy struct {
 	rules           []*rule // the first that matches applies
 	allowUnenforced []sandbox.Limit
 	defaults        map[string][]Property // by instance name; sorted
+	sandboxes       []sandboxRule         // all that match apply
 	images          Images
 	file            bool // it is from a file
 	host            Host
@@ -259,21 +260,6 @@ const PropertySuperuser = "dockerRunAsRoot"
 // absolute or relative to the input root.
 const propertyRemoteAPIs = "remoteApisSocketPath"
 
-// WithDefaults returns the platform properties of an action, with the operator's defaults for its instance. A default
-// is omitted if the action sets a property of that name, compared without case.
-func (p *Policy) WithDefaults(instance string, properties []Property) []Property {
-	all := slices.Clip(properties)
-	if p == nil {
-		return all
-	}
-	for _, d := range p.defaults[instance] {
-		if !slices.ContainsFunc(properties, func(q Property) bool { return strings.EqualFold(q.Name, d.Name) }) {
-			all = append(all, d)
-		}
-	}
-	return all
-}
-
 // Compile decides what an action may use on a worker that can enforce the given limits. It returns a RefusedError for a
 // property that does not exist or requests more than the policy grants. It returns sandbox.ErrUnsupported for a limit
 // that the file or the action sets and the worker cannot enforce. A built-in limit becomes Unlimited there.
@@ -281,8 +267,10 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 	if p == nil {
 		return nil, errNilPolicy
 	}
-	r.Properties = p.WithDefaults(r.Instance, r.Properties)
-	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{Ask: limitProperty}}
+	r.Properties = p.Properties(r)
+	c := &compilation{
+		policy: p, request: r, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{Ask: limitProperty},
+	}
 	if i := slices.IndexFunc(p.rules, func(u *rule) bool { return u.when.holds(r) }); i >= 0 {
 		c.rule = p.rules[i]
 	}
@@ -320,6 +308,7 @@ func (w *condition) holds(r Request) bool {
 // A compilation is one call of Compile.
 type compilation struct {
 	policy      *Policy
+	request     Request // with the properties in force
 	rule        *rule
 	profile     *profile
 	enforceable []sandbox.Limit
@@ -358,6 +347,9 @@ func (c *compilation) read(properties []Property) error {
 		switch {
 		case name == "network" && twice:
 			c.asked[name] = before + "," + p.Value
+		case name == "sandbox" && twice && before != p.Value && c.requiredBy(p.Value) != "":
+			return c.refuse(name, "refuses it: the sandbox %s is required (%s), and an action runs in one; change the property or the policy",
+				p.Value, c.requiredBy(p.Value))
 		case twice && before != p.Value:
 			return c.refuse(name, "refuses it: it is also set to %q; set it once", p.Value)
 		default:
@@ -570,23 +562,6 @@ func (c *compilation) audit() error {
 		c.grant.Audit, by = want, "property cloister-audit"
 	}
 	c.because("audit %s: %s", c.grant.Audit.String(), by)
-	return nil
-}
-
-// backends are the values of the property for the backend.
-var backends = []string{"namespace", "gvisor", "microvm", "qemu", "qemu-tcg", "seatbelt", "jobobject"}
-
-// backend records which backend the action requires. That needs no permission: the worker has one, or refuses.
-func (c *compilation) backend() error {
-	text, ok := c.asked["sandbox"]
-	if !ok {
-		return nil
-	}
-	if !slices.Contains(backends, text) {
-		return c.refuse("sandbox", "refuses it: unknown sandbox %+q: write %s", text, strings.Join(backends, ", "))
-	}
-	c.grant.Sandbox = text
-	c.because("sandbox %s: property cloister-sandbox", text)
 	return nil
 }
 

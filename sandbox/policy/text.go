@@ -37,6 +37,7 @@ func (p *Policy) Text() string {
 		w.line(0, "allow_unenforced: [%s]", strings.Join(unenforced, ", "))
 	}
 	w.images(p.images)
+	w.sandboxes(p.sandboxes)
 	if len(p.defaults) > 0 {
 		w.line(0, "default_properties:")
 	}
@@ -122,24 +123,7 @@ func (w *textWriter) profile(name string, o *profile) {
 
 func (w *textWriter) rule(u *rule) {
 	w.line(1, "- name: %s", plain(u.name))
-	if !u.when.always() {
-		w.line(2, "when:")
-	}
-	if u.when.target != nil {
-		w.line(3, "target: %q", u.when.target)
-	}
-	if u.when.mnemonic != nil {
-		w.line(3, "mnemonic: %q", *u.when.mnemonic)
-	}
-	if u.when.instance != nil {
-		w.line(3, "instance: %q", *u.when.instance)
-	}
-	if len(u.when.properties) > 0 {
-		w.line(3, "property:")
-	}
-	for _, p := range u.when.properties {
-		w.line(4, "%q: %q", p.Name, p.Value)
-	}
+	w.condition(&u.when)
 	if u.profile != "" {
 		w.line(2, "profile: %s", plain(u.profile))
 	}
@@ -151,6 +135,28 @@ func (w *textWriter) rule(u *rule) {
 	}
 	if len(bounds) > 0 {
 		w.line(2, "max: {%s}", strings.Join(bounds, ", "))
+	}
+}
+
+// condition writes the conditions of a rule, unless it matches everything.
+func (w *textWriter) condition(when *condition) {
+	if !when.always() {
+		w.line(2, "when:")
+	}
+	if when.target != nil {
+		w.line(3, "target: %q", when.target)
+	}
+	if when.mnemonic != nil {
+		w.line(3, "mnemonic: %q", *when.mnemonic)
+	}
+	if when.instance != nil {
+		w.line(3, "instance: %q", *when.instance)
+	}
+	if len(when.properties) > 0 {
+		w.line(3, "property:")
+	}
+	for _, p := range when.properties {
+		w.line(4, "%q: %q", p.Name, p.Value)
 	}
 }
 

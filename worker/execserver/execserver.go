@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/nested"
 	"github.com/cloister-build/cloister/worker/internal/response"
+	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -127,7 +128,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 		return refusal(err)
 	}
 	task := worker.Task{Instance: req.InstanceName, Action: action, SkipCacheLookup: req.SkipCacheLookup, Trace: trace(to.Context())}
-	task.SetMetadata(requestMetadata(to.Context()))
+	task.SetMetadata(RequestMetadata(to.Context()))
 	caller, invocation := nested.CallerOf(to.Context())
 	if task.Caller = caller; caller.Depth > 0 {
 		task.Invocation = invocation // an action shares the turns of its build, also of those that state no invocation
@@ -159,7 +160,7 @@ func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error 
 // prepare does the work that needs no slot: it looks into the action cache and checks the inputs.
 func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request) (*worker.Outcome, error) {
 	if !r.Task.SkipCacheLookup {
-		result, err := s.lookup(ctx, in, r.Task.Action)
+		result, err := s.lookup(results.State(ctx, r.Task.Target, r.Task.Mnemonic), in, r.Task.Action)
 		if err != nil {
 			return nil, err
 		}

@@ -19,9 +19,9 @@ const (
 	maxHeader = 64 << 10
 )
 
-// requestMetadata returns the unverified request metadata of a client, which is empty if the header is absent or
+// RequestMetadata returns the unverified request metadata of a client, which is empty if the header is absent or
 // malformed (rule 128).
-func requestMetadata(ctx context.Context) *repb.RequestMetadata {
+func RequestMetadata(ctx context.Context) *repb.RequestMetadata {
 	m := &repb.RequestMetadata{}
 	values := metadata.ValueFromIncomingContext(ctx, metadataHeader)
 	if len(values) == 0 || len(values[0]) > maxHeader || proto.Unmarshal([]byte(values[0]), m) != nil {

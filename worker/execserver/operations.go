@@ -88,7 +88,7 @@ func (s *operations) CancelOperation(ctx context.Context, req *longrunningpb.Can
 		return nil, unknown(req.Name)
 	}
 	by := "a client"
-	if id := worker.Sanitize(requestMetadata(ctx).ToolInvocationId); id != "" {
+	if id := worker.Sanitize(RequestMetadata(ctx).ToolInvocationId); id != "" {
 		by = "a client of invocation " + id
 	}
 	o.Cancel("cancelled by " + by + " (CancelOperation)")

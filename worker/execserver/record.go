@@ -80,7 +80,7 @@ func recordCall(
 	ctx context.Context, l *history.Log, caller func(context.Context) string, how history.How, instance string,
 	action cas.Digest, r *repb.ActionResult,
 ) {
-	md := requestMetadata(ctx)
+	md := RequestMetadata(ctx)
 	invocation := worker.Sanitize(md.ToolInvocationId)
 	if invocation == "" {
 		return

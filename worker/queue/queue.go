@@ -44,7 +44,7 @@ type Request struct {
 	Alone bool
 	// Terms prevents sharing a run with equal actions whose Terms differ.
 	Terms string
-	// Demands are the properties that a worker must have, sorted. Equal actions have equal demands.
+	// Demands are the properties that a worker must have, sorted. Equal actions with equal Terms have equal demands.
 	Demands []worker.Property
 	// Prepare, if not nil, does the work that needs no slot, once, before the action is queued. It may return an
 	// Outcome or a *worker.Fault, which completes the request; otherwise the action is queued. It may set Alone, Terms,

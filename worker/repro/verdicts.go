@@ -5,6 +5,7 @@ package repro
 import (
 	"cmp"
 	"container/list"
+	"context"
 	"encoding/json"
 	"fmt"
 	"iter"
@@ -330,7 +331,7 @@ func (v *Verdicts) Close() error {
 // Withhold returns next without the cached results of actions that are not known to be reproducible. A lookup finds
 // nothing until a check finds the action reproducible.
 func (v *Verdicts) Withhold(next cas.Instances) cas.Instances {
-	return results.Filter(next, func(instance string, action cas.Digest, _ *repb.ActionResult) string {
+	return results.Filter(next, func(_ context.Context, instance string, action cas.Digest, _ *repb.ActionResult) string {
 		why, _ := v.of(actionKey{instance, action})
 		return why
 	})

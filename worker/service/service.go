@@ -33,9 +33,11 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/toolchain"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -169,6 +171,9 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 		c.Worker.Audit = func(_ *worker.Task, v *worker.Violations) { m.telemetry.Violations(v) }
 	}
 	c.Worker.CacheBytes = m.caches.messages
+	if next := c.Worker.Instances; next != nil {
+		c.Worker.Instances = results.Filter(next, results.OtherSandbox(next, c.Worker.Policy, described))
+	}
 	if err := m.confine(ctx, c); err != nil {
 		return nil, err
 	}
@@ -178,6 +183,13 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 	m.metrics.cache("messages", m.caches.messages, m.local.CachedBytes)
 	m.cfg = *c
 	return m, nil
+}
+
+// described returns the target and the mnemonic that a call states.
+func described(ctx context.Context) (target, mnemonic string) {
+	var t worker.Task
+	t.SetMetadata(execserver.RequestMetadata(ctx))
+	return t.Target, t.Mnemonic
 }
 
 // confine fills in what the sandbox determines: what it can enforce, how inputs are staged, and the toolchain.
@@ -209,7 +221,7 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 	}
 	if w.Images != nil && !w.Fleet && w.Instances != nil {
 		w.Instances = results.Filter(w.Instances, results.OtherImage(w.CacheUnpinned, func(instance string) bool {
-			return slices.ContainsFunc(w.Policy.WithDefaults(instance, nil), func(p worker.Property) bool {
+			return slices.ContainsFunc(w.Policy.Properties(policy.Request{Instance: instance}), func(p worker.Property) bool {
 				return strings.EqualFold(p.Name, results.ImageProperty) && p.Value != "" && !strings.EqualFold(p.Value, results.NoImage)
 			})
 		}))

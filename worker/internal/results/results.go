@@ -18,16 +18,20 @@ const (
 	NoImage       = "none"
 )
 
+// A Refusal returns why a result that the action cache of an instance has is not to be served, or "". It is called
+// concurrently, with the context of the lookup.
+type Refusal = func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) string
+
 // Filter returns next with action caches that hide the results for which refuse returns a reason: Lookup returns
-// cas.ErrNotFound for them. refuse is called concurrently.
-func Filter(next cas.Instances, refuse func(instance string, action cas.Digest, r *repb.ActionResult) string) cas.Instances {
+// cas.ErrNotFound for them.
+func Filter(next cas.Instances, refuse Refusal) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
 		if err != nil || in == nil || in.Actions == nil { // callers check that
 			return in, err
 		}
 		filtered := *in
-		filtered.Actions = filter{in.Actions, func(action cas.Digest, r *repb.ActionResult) string { return refuse(name, action, r) }}
+		filtered.Actions = filter{in.Actions, name, refuse}
 		return &filtered, nil
 	}
 }
@@ -35,7 +39,8 @@ func Filter(next cas.Instances, refuse func(instance string, action cas.Digest, 
 // filter is the action cache of an instance that Filter returns.
 type filter struct {
 	cas.ActionCache
-	refuse func(cas.Digest, *repb.ActionResult) string
+	instance string
+	refuse   Refusal
 }
 
 // Lookup implements cas.ActionCache.
@@ -44,7 +49,7 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	if err != nil {
 		return nil, err
 	}
-	if why := f.refuse(action, r); why != "" {
+	if why := f.refuse(ctx, f.instance, action, r); why != "" {
 		return nil, fmt.Errorf("result of action %s is withheld: %s: %w", action, why, cas.ErrNotFound)
 	}
 	return r, nil
@@ -52,8 +57,8 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 
 // OtherToolchain returns a function for Filter that refuses results of a run with another toolchain than the one that
 // fingerprint returns. A result without a toolchain is served: its action saw none, or another program recorded it.
-func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.ActionResult) string {
-	return func(_ string, _ cas.Digest, r *repb.ActionResult) string {
+func OtherToolchain(fingerprint func() string) Refusal {
+	return func(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResult) string {
 		if made := Recorded(r).GetToolchain(); made != "" {
 			if now := fingerprint(); now != "" && now != made {
 				return fmt.Sprintf("it was made with the toolchain %+.80q instead of %+.80q", made, now)
@@ -66,8 +71,8 @@ func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.Ac
 // OtherImage returns a function for Filter that refuses results whose root file system the action's digest does not
 // determine: of an image that is not pinned, unless the operator permits that, and of this machine in an instance whose
 // default properties name an image.
-func OtherImage(permitted bool, byDefault func(instance string) bool) func(string, cas.Digest, *repb.ActionResult) string {
-	return func(instance string, _ cas.Digest, r *repb.ActionResult) string {
+func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
+	return func(_ context.Context, instance string, _ cas.Digest, r *repb.ActionResult) string {
 		switch e := Recorded(r); {
 		case e.GetUnpinned() && !permitted:
 			return "its image is not pinned"
