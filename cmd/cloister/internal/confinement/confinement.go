@@ -274,6 +274,11 @@ func (c *Flags) Banner(out io.Writer, f sandbox.Features, p *policy.Policy) {
 	if len(off) > 0 {
 		fmt.Fprintf(out, "         not enforced: %s; see cloister check\n", strings.Join(off, ", "))
 	}
+	c.BannerPolicy(out, p)
+}
+
+// BannerPolicy prints which policy is in force, if --policy names it.
+func (c *Flags) BannerPolicy(out io.Writer, p *policy.Policy) {
 	if c.Policy != "" {
 		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.Policy, p.Hash())
 	}

@@ -365,6 +365,7 @@ func (n *Node) Banner(out io.Writer) {
 	}
 	fmt.Fprintf(out, "store    %s\n", lease)
 	if n.Head {
+		n.Config.Sandbox.BannerPolicy(out, n.policy)
 		return
 	}
 	if why := n.machine.CopyReason(); why != nil {

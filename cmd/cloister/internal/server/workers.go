@@ -70,7 +70,7 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 		return errors.New("--repro-gate: other workers would record results without it; omit --worker-listen")
 	}
 	if c.Head {
-		for _, name := range []string{"policy", "sandbox", "source-tree", "mounted-trees", "property", "toolchain"} {
+		for _, name := range []string{"sandbox", "source-tree", "mounted-trees", "property", "toolchain"} {
 			if changed(name) {
 				return fmt.Errorf("--%s with --jobs 0: this machine executes nothing; pass it to cloister join instead", name)
 			}
@@ -97,6 +97,9 @@ func matchHint(u queue.Unmatched) string {
 		return "start one with cloister join, then retry"
 	case len(u.Missing) == 0:
 		return "use an instance that cloister status lists, or start a worker with cloister join --instance"
+	}
+	if p := u.Missing[0]; p.Name == worker.PropertySandbox {
+		return fmt.Sprintf("start a worker with cloister join --sandbox %s, or request an offered value", p.Value)
 	}
 	return fmt.Sprintf("add --property %s to its cloister join, or request an offered value", u.Missing[0])
 }
