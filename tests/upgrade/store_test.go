@@ -6,6 +6,8 @@
 // the program as it was last released before the change, as root, and one of the new program:
 //
 //	go test ./tests/upgrade -run TestRecord -record NAME -program PATH/cloister
+//
+// TestLastRecordingIsCurrent fails until the last recording has what this program writes.
 package upgrade_test
 
 import (
@@ -33,6 +35,14 @@ type Contents struct {
 	Violation   string // an action in the audit log; "" without one
 	Verdict     string // an action in instance main that is known not to be reproducible; "" without verdicts
 	History     bool
+
+	// All in instance main, and "" in stores without them:
+	Unsent        string // a blob that an upstream has refused
+	Pending       string // a blob that waits for an upstream
+	PendingResult Result // a result that waits for an upstream
+	Image         string // a container image
+	Build         string // an invocation with events
+	Drain         string // the reason why all workers are drained
 }
 
 // A Blob is a stored blob.
