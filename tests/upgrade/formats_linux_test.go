@@ -66,7 +66,7 @@ func formats(t *testing.T, store string, want *Contents) map[string]bool {
 		all[kind] = true
 		text, err := os.ReadFile(path)
 		text = bytes.ReplaceAll(text, []byte(strconv.Quote(host)), []byte(`"worker"`))
-		switch first := strings.Split(kind, "/")[0]; {
+		switch first, _, _ := strings.Cut(kind, "/"); {
 		case err != nil || first == "files": // content as it is
 		case first == "segments":
 			if filepath.Ext(name) == ".log" {
