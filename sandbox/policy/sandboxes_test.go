@@ -55,8 +55,10 @@ default_properties:
 			g, err := p.Compile(r, sandbox.AllLimits)
 			if err != nil {
 				expect.Error(t, err, policy.ErrRefused, "%+v", r)
-				text, _, _ := strings.Cut(c.want, " (") // the canonical text has other lines
-				expect.Text(t, err.Error(), text, "%+v", r)
+				text, _, refused := strings.Cut(c.want, " (") // the canonical text has other lines
+				if !refused || !strings.Contains(err.Error(), text) {
+					t.Errorf("%+v: got %v, want %q", r, err, c.want)
+				}
 				continue
 			}
 			expect.Equal(t, g.Sandbox, c.want, "%+v", r)
