@@ -98,13 +98,17 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 		return nil
 	}
 	w := &workRequest{startup: append(slices.Clip(startup), persistent.StartupArgument)}
+	hasKey := false
 	for _, p := range req.properties() {
-		if p.Name == propertyWorkerProtocol {
+		switch p.Name {
+		case propertyWorkerProtocol:
 			w.json = p.Value == "json"
+		case propertyWorkerKey:
+			hasKey = p.Value != ""
 		}
 	}
 	h := sha256.New()
-	if !w.addInputs(req, h) {
+	if !w.addInputs(req, hasKey, h) {
 		return nil
 	}
 	l.addKey(h, t, req, box, w.startup)
@@ -115,21 +119,23 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 
 // addInputs adds the inputs that the request can name, relative to its working directory, and hashes the tools among
 // all inputs. It reports whether these identify the process: some input is a tool, and no argument that starts the
-// process names an input that is none. A client's key does not identify it, since it need not change when the tool's
-// files do.
-func (w *workRequest) addInputs(req *request, h hash.Hash) (identified bool) {
-	named := map[string]bool{}
+// process names an input that is none. Tools are the inputs that the client marks. If it marks none, but gives a key,
+// they are the inputs that these arguments name, with all files in directories and runfiles. The key alone does not
+// identify the process, since it need not change when the tool's files do.
+func (w *workRequest) addInputs(req *request, hasKey bool, h hash.Hash) (identified bool) {
+	marked, dir, names := false, req.Command.WorkingDirectory, namedFiles{}
+	for f := range req.Input.AllFiles() {
+		marked = marked || f.Tool
+	}
 	for _, a := range w.startup {
 		for _, name := range strings.FieldsFunc(a, func(c rune) bool { return strings.ContainsRune("=:,", c) }) {
-			named[path.Clean(name)] = true
+			names[path.Clean(name)] = true
+			if kind, ok := req.Input.Lookup(path.Join(dir, name)); ok && kind == tree.Symlink && !marked {
+				return false // its target is not named
+			}
 		}
 	}
-	dir := req.Command.WorkingDirectory
 	for f := range req.Input.AllFiles() {
-		if f.Tool {
-			identified = true
-			fmt.Fprintf(h, "tool %q %s\n", f.Path, f.Digest)
-		}
 		p := f.Path
 		if dir != "" {
 			var ok bool
@@ -137,12 +143,29 @@ func (w *workRequest) addInputs(req *request, h hash.Hash) (identified bool) {
 				p = strings.Repeat("../", 1+strings.Count(dir, "/")) + f.Path
 			}
 		}
-		if !f.Tool && named[p] {
+		switch {
+		case f.Tool, hasKey && !marked && names.cover(p):
+			identified = true
+			fmt.Fprintf(h, "tool %q %s\n", f.Path, f.Digest)
+		case names[p]:
 			return false
 		}
 		w.Inputs = append(w.Inputs, persistent.Input{Path: p, Digest: f.Digest})
 	}
 	return identified
+}
+
+// namedFiles are the paths that a command line names.
+type namedFiles map[string]bool
+
+// cover reports whether a path, a directory of it, or the program whose runfiles contain it is named.
+func (n namedFiles) cover(p string) bool {
+	for ; p != "." && p != "/"; p = path.Dir(p) {
+		if n[p] || n[strings.TrimSuffix(p, ".runfiles")] {
+			return true
+		}
+	}
+	return false
 }
 
 // addKey hashes everything, besides the tools, that must be equal for two actions to share a worker.

@@ -36,7 +36,9 @@ type toolBench struct {
 	env       string
 	tool      []byte
 	args      []string
-	unmarked  bool // no input is marked as a tool
+	unmarked  bool   // no input is marked as a tool
+	runfile   string // content of a file in the tool's runfiles, or ""
+	linked    bool   // the inputs have a symlink
 }
 
 // newToolBench returns one with a policy that permits persistent workers, or one without.
@@ -84,6 +86,13 @@ func (b *toolBench) compiles(source string, more ...string) cas.Digest {
 		},
 		Directories: []*repb.DirectoryNode{{Name: "src", Digest: b.message(src)}},
 	}
+	if b.runfile != "" {
+		library := &repb.Directory{Files: []*repb.FileNode{{Name: "library", Digest: b.blob([]byte(b.runfile))}}}
+		root.Directories = slices.Insert(root.Directories, 0, &repb.DirectoryNode{Name: "compiler.py.runfiles", Digest: b.message(library)})
+	}
+	if b.linked {
+		root.Symlinks = []*repb.SymlinkNode{{Name: "link", Target: "src/main"}}
+	}
 	return b.command(root, &repb.Command{
 		Arguments: b.args, OutputPaths: []string{"out/result"}, Platform: platform(b.property...),
 		EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "X", Value: b.env}},
@@ -94,18 +103,23 @@ func (b *toolBench) compiles(source string, more ...string) cas.Digest {
 func (b *toolBench) compile(source string, more ...string) compiled {
 	b.t.Helper()
 	var stderr bytes.Buffer
-	task := &Task{Action: b.compiles(source, more...), Stderr: &stderr, Timeout: b.timeout, Variation: b.variation}
-	out := must.Get(b.Execute(b.t.Context(), task, func(Stage) {}))(b.t)
-	c := compiled{Outcome: out, stderr: stderr.String()}
-	text := must.Get(cas.ReadAll(b.t.Context(), b.in.Store, out.Manifest, 1<<20))(b.t)
-	m := must.Get(manifest.Parse(text))(b.t)
-	c.request = m.Volatile.WorkerRequest
-	for _, f := range out.Result.OutputFiles {
+	c := b.execute(&Task{Action: b.compiles(source, more...), Stderr: &stderr, Timeout: b.timeout, Variation: b.variation})
+	c.stderr = stderr.String()
+	for _, f := range c.Result.OutputFiles {
 		d := must.Get(cas.FromProto(cas.SHA256, f.Digest))(b.t)
 		result := must.Get(cas.ReadAll(b.t.Context(), b.in.Store, d, 1<<20))(b.t)
 		c.lines = strings.Split(strings.TrimSpace(string(result)), "\n")
 	}
 	return c
+}
+
+// execute executes a task and reads the number of its request.
+func (b *toolBench) execute(task *Task) compiled {
+	b.t.Helper()
+	out := must.Get(b.Execute(b.t.Context(), task, func(Stage) {}))(b.t)
+	text := must.Get(cas.ReadAll(b.t.Context(), b.in.Store, out.Manifest, 1<<20))(b.t)
+	m := must.Get(manifest.Parse(text))(b.t)
+	return compiled{Outcome: out, request: m.Volatile.WorkerRequest}
 }
 
 // good checks that an action succeeded as the given request of its worker and returns the lines of its output.
@@ -166,9 +180,15 @@ func TestPersistentWorkersNeedPolicy(t *testing.T) {
 	b = newToolBench(t, true)
 	b.Local.cfg.Features.Kernel = "another"
 	plain(b, "a kernel that has copies of the files")
-	b = newToolBench(t, true, propertyWorkerKey, "k")
+	b = newToolBench(t, true)
 	b.unmarked = true
-	plain(b, "a key without tools, whose change it need not show")
+	plain(b, "neither tools nor a key")
+	b = newToolBench(t, true, propertyWorkerKey, "")
+	b.unmarked = true
+	plain(b, "an empty key")
+	b = newToolBench(t, true, propertyWorkerKey, "k")
+	b.unmarked, b.args = true, []string{"/usr/bin/python3", "-Bm", "compiler", "@flags"}
+	plain(b, "a key whose tool the arguments do not name: it need not change when the tool does")
 	b = newToolBench(t, true, propertyWorkerKey, "k")
 	b.args = []string{"/usr/bin/python3", "-B", "compiler.py", "--config=src/main", "@flags"}
 	plain(b, "an argument that names an input that is no tool")
@@ -204,6 +224,34 @@ func TestPersistentWorkerKey(t *testing.T) {
 		expect.Equal(t, other.compile("count\n").request, 2, "%s, again", what)
 	}
 	b.good(b.compile("count\n"), 2)
+}
+
+// TestPersistentWorkerByKey: with a key and without marks, the tools are the inputs that the arguments name and their
+// runfiles. The process ends when one of them changes, although the key stays.
+func TestPersistentWorkerByKey(t *testing.T) {
+	b := newToolBench(t, true, propertyWorkerKey, "k")
+	b.unmarked, b.runfile = true, "library"
+	b.persistent.MaxIdle = 10
+	sameLines(t, b.good(b.compile("count\nlist\n", "a"), 1), "count 1", "list compiler.py compiler.py.runfiles/library flags out/result src/a src/main")
+	sameLines(t, b.good(b.compile("count\nlist\n", "b"), 2), "count 2", "list compiler.py compiler.py.runfiles/library flags out/result src/b src/main")
+	for what, change := range map[string]func(*toolBench){
+		"tool":    func(b *toolBench) { b.tool = append(slices.Clone(compiler), '\n') },
+		"runfile": func(b *toolBench) { b.runfile = "another" },
+		"key":     func(b *toolBench) { b.property = []string{propertyWorkerKey, "l"} },
+	} {
+		other := *b
+		change(&other)
+		expect.Equal(t, other.compile("count\n").request, 1, "%s", what)
+		expect.Equal(t, other.compile("count\n").request, 2, "%s, again", what)
+	}
+	sources := *b
+	sources.args = []string{"/usr/bin/python3", "-B", "compiler.py", "--root=src", "@flags"}
+	expect.Equal(t, sources.compile("count\n", "a").request, 1, "a directory of tools")
+	expect.Equal(t, sources.compile("count\n", "b").request, 1, "a directory of tools that has changed")
+	link := *b
+	link.args, link.linked = []string{"/usr/bin/python3", "-B", "compiler.py", "--config=link", "@flags"}, true
+	expect.Equal(t, link.compile("count\n").request, 0, "an argument that names a link")
+	b.good(b.compile("count\n"), 3)
 }
 
 // TestPersistentWorkerFailures: if a worker violates the protocol, the request fails with the reason, and the next one

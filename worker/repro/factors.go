@@ -78,8 +78,11 @@ func (f *factor) shows(c compare.Cause) bool {
 	return f.explains(c) || f.cause == compare.Zone && c == compare.Timestamp
 }
 
-// factorOf returns the factor of a name, which must be one of AllFactors.
+// factorOf returns the factor of a name, which must be factorWorker or one of AllFactors.
 func factorOf(name Factor) *factor {
+	if name == factorWorker {
+		return &workerFactor
+	}
 	i := slices.IndexFunc(factors, func(f factor) bool { return f.name == name })
 	return &factors[i]
 }

@@ -17,6 +17,9 @@ func (v *Verdict) Line() string {
 	var what string
 	if v.Result == FlakyExit {
 		what = "exit codes differ: " + v.exits()
+		if by := v.exitFactors(); len(by) > 0 {
+			what += " (" + Join(by) + ")"
+		}
 	} else {
 		names := v.differing()
 		for i := range names {

@@ -64,7 +64,8 @@ type Options struct {
 	// Executors run the action alternately, beginning with the first.
 	Executors []Executor
 	Host      Host
-	// First, if not nil, is the outcome of a run without variation, which serves as the first run.
+	// First, if not nil, is the outcome of a run without variation, which serves as the first run. If a persistent worker
+	// made it, the check finds what differs for that reason, unless Bisect is set.
 	First *worker.Outcome
 	// Pause is the minimum time between the starts of the first two runs if the time is to vary and the clock cannot be
 	// shifted, and between the controls of a bisection if the clock cannot be held. 0 means about two seconds, a
@@ -211,10 +212,17 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	if c.verdict.Result == Same && len(c.verdict.Factors) == 0 && !c.alternates() {
 		c.verdict.Result = Unvaried
 	}
+	warm := false
+	for i := range c.verdict.Runs {
+		warm = c.describeWorker(ctx, &c.verdict.Runs[i]) && i == 0 || warm
+	}
 	if !c.verdict.Result.AllEqual() {
 		find := c.findRaces
-		if o.Bisect {
+		switch {
+		case o.Bisect:
 			find = c.bisect
+		case warm:
+			find = c.findWarm
 		}
 		if err := find(ctx); err != nil {
 			return nil, err

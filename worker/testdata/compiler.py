@@ -13,6 +13,7 @@ import time
 
 served = 0
 inputs = []
+defined = set()
 
 
 class Failed(Exception):
@@ -56,6 +57,9 @@ def command(words):
     name, args = words[0], words[1:]
     if name == "count":
         return str(served)
+    if name == "define":  # a tool that forgets to reset its state
+        defined.add(args[0])
+        return " ".join(sorted(defined))
     if name == "pid":
         return str(os.getpid())
     if name == "list":

@@ -63,6 +63,8 @@ const (
 	Processors  Cause = "cpu count"    //
 	Environment Cause = "environment"  // a variable that the command does not set
 	Uptime      Cause = "uptime"       // a monotonic clock
+
+	persistentWorker Cause = "persistent worker" // found by varying only: no content shows it
 )
 
 // Facts are the known conditions of a run. Unknown ones are zero.
