@@ -26,13 +26,14 @@ func checkCommand() *cobra.Command {
 		Use:   "check",
 		Short: "Check which protections this machine supports",
 		Long: `Check runs a probe in the sandbox and reports each protection: "ok" if it is enforced, "off" with the consequence if it
-is not, and "FAIL" with a fix if it is required but missing. The exit code is 3 if actions cannot run here.
+is not, and "FAIL" with a fix if it is required but missing. The exit code is 3 if actions cannot run here. It also lists
+the other backends, and what each enforces here; cloister explain explains the codes of those that do not work.
 
 With --selftest it also runs, twice, a program that attacks the sandbox, and reports for each guarantee whether it held:
 no network, audited attempts, read-only inputs, an equal stable hash, and nothing left behind. The exit code is 1 if one
 did not. With --fix it offers the commands that enable missing protections until the next boot, shows how to undo them,
 asks before each, and checks again.`,
-		Example: "  cloister check\n  cloister check --fix          # asks before each command\n  cloister check --selftest     # with real runs\n  cloister check --json | jq -r '.checks[] | select(.result != \"ok\").fix'",
+		Example: "  cloister check\n  cloister check --fix          # asks before each command\n  cloister check --selftest     # with real runs\n  cloister check --json | jq -r '.checks[] | select(.result != \"ok\") | [.name, .code, .fix] | @tsv'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := box.BackendConfig()
@@ -70,6 +71,7 @@ func check(cmd *cobra.Command, box *confinement.Flags, config namespace.Config, 
 		backend := box.NewBackend(config)
 		f, err := backend.Probe(ctx)
 		report, toolErr := confinement.NewReport(ctx, f, err == nil)
+		report.SetCode(err)
 		report.Checks = append(report.Checks, box.Others(ctx)...)
 		return report, errors.Join(err, toolErr, backend.Close())
 	}

@@ -17,7 +17,8 @@ import (
 // An explanation explains a code that messages, logs and reports contain. docs/codes.md has the table.
 type explanation struct {
 	Code string `json:"code"`
-	// Kind is "event", of the audit log, console and gate; "cause", of a difference between runs; or "exit code".
+	// Kind is "event", of the audit log, console and gate; "exit code"; "reason", why a backend does not run here; or
+	// "cause", of a difference between runs.
 	Kind    string `json:"kind"`
 	Meaning string `json:"meaning"`
 	Remedy  string `json:"remedy"`
@@ -118,20 +119,125 @@ func explanations() []explanation {
 			"read the message; cloister check shows whether this machine can run actions",
 		},
 	}
+	for _, row := range backendCodes {
+		all = append(all, explanation{row[0], "reason", row[1], row[2]})
+	}
 	for _, row := range compare.Causes {
 		all = append(all, explanation{string(row.Cause), "cause", row.Meaning, compare.FixFor(row.Cause, "")})
 	}
 	return all
 }
 
+// backendCodes are the reasons why a backend runs nothing on a host, with their meaning and remedy.
+var backendCodes = [][3]string{
+	{"wrong_system", "the mechanism does not exist on this operating system or processor", "choose another --sandbox"},
+	{
+		"root_needed",
+		"the backend gives each run users of its own, which needs root",
+		"run the worker as root, or use --sandbox full, which needs no root",
+	},
+	{
+		"program_dynamic",
+		"cloister is dynamically linked, and the backend starts it where no libraries are",
+		"build it with CGO_ENABLED=0, as released programs are",
+	},
+	{
+		"namespace_probe_failed",
+		"a probe in namespaces did not run, or found less than runs are promised",
+		"cloister check --fix; the message has the cause",
+	},
+	{
+		"runsc_not_found",
+		"runsc, the program of gVisor, is neither at RUNSC_PATH nor in PATH",
+		"make gvisor builds it; set RUNSC_PATH to bin/runsc",
+	},
+	{
+		"runsc_not_executable",
+		"the file that was found as runsc is no executable",
+		"set RUNSC_PATH to what make gvisor builds",
+	},
+	{
+		"runsc_dynamic",
+		"runsc is dynamically linked and cannot start its sandbox",
+		"build it with make gvisor, which sets CGO_ENABLED=0",
+	},
+	{
+		"gvisor_probe_failed",
+		"a probe in gVisor did not run within a minute, or found less than runs are promised",
+		"read the message, which includes that of runsc",
+	},
+	{
+		"ptrace_scope",
+		"a probe in gVisor did not run, probably because kernel.yama.ptrace_scope=3 forbids ptrace",
+		"set it to 2 or less at boot, since 3 cannot be changed later",
+	},
+	{"qemu_not_found", "QEMU is neither at QEMU_PATH nor in PATH", "install it (Debian: qemu-system-x86)"},
+	{
+		"kernel_not_found",
+		"no kernel with modules was found for guests",
+		"install one (Debian: linux-image-cloud-amd64), or set CLOISTER_GUEST_KERNEL to a directory with boot and lib/modules",
+	},
+	{
+		"kvm_missing",
+		"/dev/kvm does not exist or has no driver",
+		"load kvm_intel or kvm_amd and enable nested virtualization, or use --sandbox gvisor",
+	},
+	{
+		"kvm_permission",
+		"/dev/kvm cannot be opened, or only by user or group root",
+		"run as root in a container with that device; give it the group kvm and mode 660",
+	},
+	{"kvm_busy", "KVM cannot create a virtual machine", "end the other hypervisor that uses the processor"},
+	{"kvm_api", "the kernel has an unsupported version of the KVM API", "run a newer kernel"},
+	{
+		"cpu_no_virt",
+		"/dev/kvm is a software implementation (such as kvm-pvm), on which standard kernels do not boot",
+		"use --sandbox gvisor",
+	},
+	{
+		"vm_probe_failed",
+		"no guest started within 10 s (emulated: 3 minutes)",
+		"read the message, which includes the guest's console",
+	},
+	{
+		"msb_not_found",
+		"msb is neither at MSB_PATH nor in PATH",
+		"install @superradcompany/microsandbox-linux-x64-gnu, which npm omits with a version of node below 22",
+	},
+	{
+		"msb_not_executable",
+		"msb does not start, often for lack of a newer C library or libcap-ng.so.0",
+		"read its message, and install what it lacks",
+	},
+	{
+		"msb_shim",
+		"msb is the launcher of the npm package, whose platform package is missing",
+		"set MSB_PATH to bin/msb of @superradcompany/microsandbox-linux-x64-gnu",
+	},
+	{"msb_version", "the version of msb is not supported", "install msb 0.6 or 0.7"},
+	{"msb_flag", "msb has no option for a machine without network", "install msb 0.6 or 0.7"},
+	{"msb_krunfw", "the library with the guest's kernel is missing beside msb", "install the whole package"},
+	{
+		"seatbelt_probe_failed",
+		"sandbox-exec did not run a probe, or did not confine it",
+		"read the message, which includes that of sandbox-exec",
+	},
+	{
+		"job_probe_failed",
+		"no process was started in a job and killed with it",
+		"read the message, which includes the error of Windows",
+	},
+}
+
 func explainCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "explain [CODE] [--json]",
-		Short: "Explain an event, a cause or an exit code",
+		Short: "Explain an event, a cause, a reason or an exit code",
 		Long: `Explain prints what a code in a message, log or report means, and what to do: the kind of an event (connect), the cause
-of a difference between runs (member order), or the exit code of a command. Without an argument it lists all codes. It
-contacts no server; docs/codes.md has the same table. The exit code is 4 if the code is unknown.`,
+of a difference between runs (member order), the reason why a backend does not run here (kvm_missing), or the exit code
+of a command. Without an argument it lists all codes. It contacts no server; docs/codes.md has the same table. The exit
+code is 4 if the code is unknown.`,
 		Example: `  cloister explain
   cloister explain connect
   cloister explain member order`,

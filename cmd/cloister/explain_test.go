@@ -15,12 +15,13 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestCodesAreExplained: explain knows exactly the kinds of events and the exit codes that the source declares. Those
-// of package compare check the causes.
+// TestCodesAreExplained: explain knows exactly the kinds of events, the exit codes and the reasons of backends that the
+// source declares. Those of package compare check the causes.
 func TestCodesAreExplained(t *testing.T) {
 	missing := map[string]string{"0": "exit code"}
 	for _, file := range []struct{ path, prefix, kind string }{
 		{"../../sandbox/event.go", "Event", "event"}, {"../internal/exit/exit.go", "", "exit code"},
+		{"../../sandbox/internal/preflight/preflight.go", "", "reason"},
 	} {
 		f := must.Get(parser.ParseFile(token.NewFileSet(), file.path, nil, 0))(t)
 		for _, d := range f.Decls {
@@ -37,7 +38,7 @@ func TestCodesAreExplained(t *testing.T) {
 			}
 		}
 	}
-	expect.That(t, len(missing) >= 18, "found %d codes, want 18 or more", len(missing))
+	expect.That(t, len(missing) >= 43, "found %d codes, want 43 or more", len(missing))
 	seen := map[string]bool{}
 	for _, e := range explanations() {
 		expect.That(t, !seen[e.Code] && e.Meaning != "" && e.Remedy != "", "%q has no meaning or remedy, or two", e.Code)

@@ -20,6 +20,21 @@ func TestFactsAsJSON(t *testing.T) {
 	must.Succeed(t, json.NewDecoder(strings.NewReader(text)).Decode(&r)) // an error may follow
 	expect.That(t, r.Tier != "" && len(r.Checks) > 3 && r.Checks[0].Result != "" && r.Checks[0].Name != "", "got %s", text)
 
+	backends := 0
+	known := map[string]bool{}
+	for _, e := range explanations() {
+		known[e.Code] = true
+	}
+	for _, c := range r.Checks {
+		if name, other := strings.CutPrefix(c.Name, "backend "); other {
+			backends++
+			expect.That(t, c.Result == "ok" || name == "qemu-tcg" || known[c.Code], "%s: got result %q and code %q, want a code", c.Name, c.Result, c.Code)
+			expect.That(t, c.Result != "ok" || strings.Contains(c.Detail, " enforces "), "%s: got %q, want what it enforces", c.Name, c.Detail)
+		}
+		expect.That(t, c.Result != "FAIL" || known[c.Code], "%s: got code %q of a failure", c.Name, c.Code)
+	}
+	expect.Equal(t, backends, 6, "other backends")
+
 	text, code := runCLI(t, "version", "--json")
 	var v version
 	must.Succeed(t, json.Unmarshal([]byte(text), &v))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 )
 
@@ -69,14 +70,14 @@ func (b *backend) start() error {
 	}
 	if b.runsc == "" {
 		if os.Geteuid() != 0 {
-			return fmt.Errorf("%w: gVisor needs root here, since each run gets two users", sandbox.ErrUnsupported)
+			return preflight.Fail(preflight.NotRoot, "gVisor needs root here, since each run gets two users")
 		}
 		runsc, err := findRunsc()
 		if err != nil {
 			return err
 		}
-		if err := checkStatic("/proc/self/exe"); err != nil {
-			return fmt.Errorf("%w: this program is pid 1 of each run in gVisor and %w; build it with CGO_ENABLED=0", sandbox.ErrUnsupported, err)
+		if err := preflight.Static("/proc/self/exe"); err != nil {
+			return preflight.Fail(preflight.ProgramDynamic, "this program is pid 1 of each run in gVisor and %w; build it with CGO_ENABLED=0", err)
 		}
 		if !zygote.Callable() {
 			return errors.New("this program must call namespace.Init first in main")

@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/gvisor"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/must"
@@ -143,24 +144,42 @@ func TestMissingRunscIsExplained(t *testing.T) {
 		sandboxtest.Unavailable(t, "root", "the backend needs root and reports that first")
 	}
 	dir := t.TempDir()
+	needStatic(t)
+	crashes := filepath.Join(dir, "crashes") // static, with an entry point that is not mapped (ELF-64, e_entry)
+	program := must.Get(os.ReadFile("/proc/self/exe"))(t)
+	clear(program[24:32])
+	must.Succeed(t, os.WriteFile(crashes, program, 0o755))
 	text := filepath.Join(dir, "text")
 	must.Succeed(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o755))
-	for name, c := range map[string]struct{ file, want string }{
-		"missing":     {filepath.Join(dir, "none"), "build it with make gvisor"},
-		"no program":  {text, "is no executable"},
-		"dynamic":     {"/bin/sh", "is dynamically linked"},
-		"other place": {dir, "runsc not found"},
+	for name, c := range map[string]struct{ file, want, code string }{
+		"missing":     {filepath.Join(dir, "none"), "build it with make gvisor", preflight.RunscNotFound},
+		"no program":  {text, "is no executable", preflight.RunscNotStarted},
+		"dynamic":     {"/bin/sh", "is dynamically linked", preflight.RunscDynamic},
+		"other place": {dir, "runsc not found", preflight.RunscNotFound},
+		"no gVisor":   {crashes, "gVisor did not run a probe", preflight.GVisorProbe},
 	} {
 		t.Setenv("RUNSC_PATH", c.file)
 		b := gvisor.New()
 		f, err := b.Probe(t.Context())
-		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), c.want) || f.Tier != "none" {
-			t.Errorf("%s: got tier %q, %v; want ErrUnsupported with %q", name, f.Tier, err, c.want)
+		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), c.want) || preflight.Code(err) != c.code || f.Tier != "none" {
+			t.Errorf("%s: got tier %q, %v; want ErrUnsupported with %q and the code %s", name, f.Tier, err, c.want, c.code)
 		}
-		if _, err := b.Run(t.Context(), spec("true"), sandbox.Stdio{}); !errors.Is(err, sandbox.ErrUnsupported) {
-			t.Errorf("%s: Run: got %v, want ErrUnsupported", name, err)
+		if _, err := b.Run(t.Context(), spec("true"), sandbox.Stdio{}); err == nil {
+			t.Errorf("%s: Run succeeded", name)
 		}
 		must.Succeed(t, b.Close())
+	}
+}
+
+// TestPtraceScopeIsExplained: a probe that fails where Yama forbids ptrace is explained by that.
+func TestPtraceScopeIsExplained(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ptrace_scope")
+	for scope, want := range map[string]string{"3\n": preflight.PtraceScope, "2\n": preflight.GVisorProbe, "": preflight.GVisorProbe} {
+		must.Succeed(t, os.WriteFile(file, []byte(scope), 0o644))
+		err := gvisor.ExplainProbe(os.ErrDeadlineExceeded, file)
+		if preflight.Code(err) != want || !errors.Is(err, sandbox.ErrUnsupported) || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("scope %q: got code %q of %v, want %s", scope, preflight.Code(err), err, want)
+		}
 	}
 }
 

@@ -11,5 +11,5 @@ import (
 
 // New returns a backend whose methods return sandbox.ErrUnsupported.
 func New() sandbox.Backend {
-	return absent.New(sandbox.Features{Backend: name, Kernel: kernelName}, "gVisor")
+	return absent.New(&sandbox.Features{Backend: name, Kernel: kernelName}, "gVisor")
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"debug/elf"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 )
 
@@ -36,26 +36,17 @@ func findRunsc() (string, error) {
 		file, err = filepath.EvalSymlinks(file)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%w: gVisor: runsc not found: RUNSC_PATH is %q: %w; build it with make gvisor, and set RUNSC_PATH=bin/runsc",
-			sandbox.ErrUnsupported, stated, err)
+		return "", preflight.Fail(preflight.RunscNotFound, "runsc not found: RUNSC_PATH is %q: %w; build it with make gvisor, and set RUNSC_PATH=bin/runsc",
+			stated, err)
 	}
-	if err := checkStatic(file); err != nil {
-		return "", fmt.Errorf("%w: gVisor: %s %w and cannot start its sandbox; build it with make gvisor", sandbox.ErrUnsupported, file, err)
+	if err := preflight.Static(file); err != nil {
+		code := preflight.RunscNotStarted
+		if errors.Is(err, preflight.ErrDynamic) {
+			code = preflight.RunscDynamic
+		}
+		return "", preflight.Fail(code, "%s %w and cannot start its sandbox; build it with make gvisor", file, err)
 	}
 	return file, nil
-}
-
-// checkStatic returns an error unless the file is an executable that needs no dynamic linker.
-func checkStatic(file string) error {
-	f, err := elf.Open(file)
-	if err != nil {
-		return fmt.Errorf("is no executable: %w", err)
-	}
-	defer f.Close()
-	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		return errors.New("is dynamically linked")
-	}
-	return nil
 }
 
 // conditions are those that can differ from the default.
@@ -105,10 +96,10 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		facts, err = b.probe(ctx)
 	}
 	if err != nil {
-		check(false, true, "gVisor", err.Error(), "")
-		if !errors.Is(err, sandbox.ErrUnsupported) {
-			err = fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+		if preflight.Code(err) == "" {
+			err = explain(err, "/proc/sys/kernel/yama/ptrace_scope")
 		}
+		check(false, true, "gVisor", err.Error(), "")
 		return f, err
 	}
 	check(true, true, "gVisor", "runs have a kernel of their own, by "+b.runsc+" (platform systrap)", "")
@@ -121,7 +112,7 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	check(facts.Filtered, true, "seccomp", "gVisor refuses unneeded system calls", "")
 	for _, c := range f.Checks {
 		if !c.OK {
-			return f, fmt.Errorf("%w: gVisor: %s: got: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
+			return f, preflight.Fail(preflight.GVisorProbe, "gVisor: %s: got: %s", c.Name, c.Detail)
 		}
 	}
 	check(false, false, "syscall monitor", "attempts are not recorded: the calls of a run do not reach this host's kernel", "")
@@ -145,6 +136,15 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		enforced.Layers = append(enforced.Layers, string(b.groups.Mode())+" limits")
 	}
 	return *enforced, nil
+}
+
+// explain returns the error of a probe with its code. The file is the setting of Yama, which may forbid what the platform
+// systrap needs.
+func explain(err error, yama string) error {
+	if scope, readErr := os.ReadFile(yama); readErr == nil && strings.TrimSpace(string(scope)) == "3" {
+		return preflight.Fail(preflight.PtraceScope, "gVisor did not run a probe, and kernel.yama.ptrace_scope=3 forbids ptrace: %w", err)
+	}
+	return preflight.Fail(preflight.GVisorProbe, "gVisor did not run a probe: %w", err)
 }
 
 // probe runs this executable as zygote.NameProbe and returns what it found.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/placement"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"golang.org/x/sys/windows"
 )
 
@@ -19,25 +20,6 @@ type backend struct{ *placement.Host }
 // New returns a backend. The caller closes it.
 func New() sandbox.Backend { return &backend{placement.NewHost()} }
 
-func features() sandbox.Features {
-	return sandbox.Features{
-		Backend: Name, Tier: "unconfined", Layers: []string{"job object", "restricted token"},
-		Limits: append([]sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU, sandbox.LimitProcesses}, placement.Limits...),
-		Audits: []sandbox.Audit{sandbox.AuditOff},
-		Lower:  true, SameUser: true,
-		Gaps: []string{"reading and changing the files of this user", "reaching the network", "attacks on the worker's process",
-			"processes that it starts through another process or a service"},
-		Checks: []sandbox.Check{
-			{Name: "files", Detail: "not confined: runs read and write what this user may; a run that changes its inputs has no result"},
-			{Name: "network", Detail: "not confined: runs reach every network; an action that may not use loopback is refused"},
-			{Name: "worker", Detail: "not protected: runs have its user, and may open, change or end its process"},
-			{Name: "private paths", Detail: "runs see the paths of this host"},
-			{Name: "limits", Detail: "threads are not counted; outputs are measured during the run and after it"},
-			{Name: "syscall monitor", Detail: "attempts are not recorded"},
-		},
-	}
-}
-
 // Probe runs this program in a job and checks that the job counts it, and kills it.
 func (*backend) Probe(context.Context) (sandbox.Features, error) {
 	f := features()
@@ -45,7 +27,7 @@ func (*backend) Probe(context.Context) (sandbox.Features, error) {
 	err := probe()
 	if err != nil {
 		check.OK, check.Detail, f.Tier = false, err.Error(), "none"
-		err = fmt.Errorf("%w: job objects: %w", sandbox.ErrUnsupported, err)
+		err = preflight.Fail(preflight.JobProbe, "job objects: %w", err)
 	}
 	f.Checks = append([]sandbox.Check{check}, f.Checks...)
 	return f, err

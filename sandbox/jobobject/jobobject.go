@@ -13,5 +13,30 @@
 // It was tested under Wine 8 on Linux and has never been run on Windows. Wine does not enforce the limits of jobs.
 package jobobject
 
+import (
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/placement"
+)
+
 // Name is the name of this backend in Features and of --sandbox.
 const Name = "jobobject"
+
+// features returns what this backend enforces on its own operating system.
+func features() sandbox.Features {
+	return sandbox.Features{
+		Backend: Name, Tier: "unconfined", Layers: []string{"job object", "restricted token"},
+		Limits: append([]sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU, sandbox.LimitProcesses}, placement.Limits...),
+		Audits: []sandbox.Audit{sandbox.AuditOff},
+		Lower:  true, SameUser: true,
+		Gaps: []string{"reading and changing the files of this user", "reaching the network", "attacks on the worker's process",
+			"processes that it starts through another process or a service"},
+		Checks: []sandbox.Check{
+			{Name: "files", Detail: "not confined: runs read and write what this user may; a run that changes its inputs has no result"},
+			{Name: "network", Detail: "not confined: runs reach every network; an action that may not use loopback is refused"},
+			{Name: "worker", Detail: "not protected: runs have its user, and may open, change or end its process"},
+			{Name: "private paths", Detail: "runs see the paths of this host"},
+			{Name: "limits", Detail: "threads are not counted; outputs are measured during the run and after it"},
+			{Name: "syscall monitor", Detail: "attempts are not recorded"},
+		},
+	}
+}

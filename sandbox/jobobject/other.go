@@ -10,4 +10,7 @@ import (
 )
 
 // New returns a backend whose methods return sandbox.ErrUnsupported.
-func New() sandbox.Backend { return absent.New(sandbox.Features{Backend: Name}, "Job Object") }
+func New() sandbox.Backend {
+	f := features()
+	return absent.New(&f, "job object")
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
 	"github.com/cloister-build/cloister/sandbox/internal/limit"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"golang.org/x/sys/unix"
@@ -145,10 +146,10 @@ func (b *backend) start(ctx context.Context) error {
 		return nil
 	}
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("%w: %s needs root here, since each machine gets a user of its own", sandbox.ErrUnsupported, b.engine())
+		return preflight.Fail(preflight.NotRoot, "%s needs root here, since each machine gets a user of its own", b.engine())
 	}
 	if runtime.GOARCH != "amd64" {
-		return fmt.Errorf("%w: the backend has no virtual machine for %s", sandbox.ErrUnsupported, runtime.GOARCH)
+		return preflight.Fail(preflight.WrongSystem, "the backend has no virtual machine for %s", runtime.GOARCH)
 	}
 	if !b.emulated {
 		if err := checkKVM(device, "/proc/cpuinfo"); err != nil {
@@ -158,8 +159,8 @@ func (b *backend) start(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := checkStatic(); err != nil {
-		return err
+	if err := preflight.Static("/proc/self/exe"); err != nil {
+		return preflight.Fail(preflight.ProgramDynamic, "this program is the first process of each virtual machine and %w; build it with CGO_ENABLED=0", err)
 	}
 	if !zygote.Callable() {
 		return errors.New("this program must call namespace.Init first in main")

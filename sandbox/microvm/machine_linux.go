@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"golang.org/x/sys/unix"
@@ -146,7 +147,7 @@ func (b *backend) within(ctx context.Context, m *machine, f func() error) error 
 	}
 	killed := m.kill() // ends f
 	if ended == nil {
-		ended = fail(codeProbe, "the virtual machine: %v: %s", failed, m.console.String())
+		ended = preflight.Fail(preflight.VMProbe, "the virtual machine: %v: %s", failed, m.console.String())
 	}
 	return errors.Join(ended, killed)
 }

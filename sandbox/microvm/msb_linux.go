@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -49,7 +50,7 @@ func findMSB(ctx context.Context, limit time.Duration) (msb, error) {
 		file, err = filepath.EvalSymlinks(file) // the library is found relative to the program
 	}
 	if err != nil {
-		return msb{}, fail(codeMSB, "msb not found: MSB_PATH is %q: %v; install @superradcompany/microsandbox-linux-x64-gnu, which npm "+
+		return msb{}, preflight.Fail(preflight.MSBNotFound, "msb not found: MSB_PATH is %q: %v; install @superradcompany/microsandbox-linux-x64-gnu, which npm "+
 			"omits with a version of node below 22", stated, err)
 	}
 	version, err := askMSB(ctx, limit, file, "--version")
@@ -58,10 +59,10 @@ func findMSB(ctx context.Context, limit time.Duration) (msb, error) {
 	}
 	v := regexp.MustCompile(`\b(\d+)\.(\d+)\.\d+`).FindStringSubmatch(version)
 	if v == nil || v[1] != "0" || v[2] != "6" && v[2] != "7" {
-		return msb{}, fail(codeVersion, "%s: version %.80q is not supported: install msb 0.6 or 0.7", file, strings.TrimSpace(version))
+		return msb{}, preflight.Fail(preflight.MSBVersion, "%s: version %.80q is not supported: install msb 0.6 or 0.7", file, strings.TrimSpace(version))
 	}
 	if found, err := filepath.Glob(filepath.Join(filepath.Dir(file), "../lib/libkrunfw.so*")); err != nil || len(found) == 0 {
-		return msb{}, fail(codeLibrary, "no lib/libkrunfw.so beside the directory of %s: its virtual machines have no kernel; install the whole package", file)
+		return msb{}, preflight.Fail(preflight.MSBKrunfw, "no lib/libkrunfw.so beside the directory of %s: its virtual machines have no kernel; install the whole package", file)
 	}
 	help, err := askMSB(ctx, limit, file, "create", "--help")
 	if err != nil {
@@ -72,7 +73,7 @@ func findMSB(ctx context.Context, limit time.Duration) (msb, error) {
 			return msb{file, option}, nil
 		}
 	}
-	return msb{}, fail(codeOption, "%s create has neither --no-net nor --no-network, without which actions would have a network; install msb 0.6 or 0.7", file)
+	return msb{}, preflight.Fail(preflight.MSBFlag, "%s create has neither --no-net nor --no-network, without which actions would have a network; install msb 0.6 or 0.7", file)
 }
 
 // askMSB runs msb with arguments that start no machine, and returns its output.
@@ -89,10 +90,10 @@ func askMSB(ctx context.Context, limit time.Duration, file string, args ...strin
 	case err == nil:
 		return out.String(), nil
 	case strings.Contains(text, "msb binary not found"):
-		return "", fail(codeShim, "%s is the launcher of the npm package, whose platform package is missing; set MSB_PATH to bin/msb in "+
+		return "", preflight.Fail(preflight.MSBShim, "%s is the launcher of the npm package, whose platform package is missing; set MSB_PATH to bin/msb in "+
 			"@superradcompany/microsandbox-linux-x64-gnu", file)
 	}
-	return "", fail(codeStart, "%s %s: %v: %s; it may need a newer C library, or libcap-ng.so.0", file, strings.Join(args, " "), err, text)
+	return "", preflight.Fail(preflight.MSBNotStarted, "%s %s: %v: %s; it may need a newer C library, or libcap-ng.so.0", file, strings.Join(args, " "), err, text)
 }
 
 // msbCommand returns the command that runs a machine in msb with the guest's ends of its ports: this program as

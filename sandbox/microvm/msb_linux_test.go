@@ -21,6 +21,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/wire"
 	"github.com/cloister-build/cloister/sandbox/microvm/initramfs"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -400,17 +401,17 @@ func TestMSBPreflightHasCodes(t *testing.T) {
 	}{
 		"works":               {works, true, "--no-net"},
 		"older":               {strings.NewReplacer("0.6.18", "0.7.2", "--no-net ", "--no-network ").Replace(works), true, "--no-network"},
-		"no program":          {"", true, codeMSB},
-		"newer C library":     {"echo 'version `GLIBC_2.39 not found' >&2; exit 1", true, codeStart},
-		"cannot be executed":  {"exit 126", true, codeStart},
-		"launcher alone":      {"echo 'msb binary not found' >&2; exit 127", true, codeShim},
-		"old version":         {strings.ReplaceAll(works, "0.6.18", "0.5.5"), true, codeVersion},
-		"no version":          {strings.ReplaceAll(works, "0.6.18", "unknown"), true, codeVersion},
-		"no kernel":           {works, false, codeLibrary},
-		"no such option":      {strings.ReplaceAll(works, "--no-net", "--network"), true, codeOption},
-		"a similar option":    {strings.ReplaceAll(works, "--no-net", "--no-net-cache"), true, codeOption},
-		"help that fails":     {"case $1 in --version) echo msb 0.6.18;; *) exit 3;; esac", true, codeStart},
-		"a command that lags": {"case $1 in --version) kill -STOP $$;; esac", true, codeStart},
+		"no program":          {"", true, preflight.MSBNotFound},
+		"newer C library":     {"echo 'version `GLIBC_2.39 not found' >&2; exit 1", true, preflight.MSBNotStarted},
+		"cannot be executed":  {"exit 126", true, preflight.MSBNotStarted},
+		"launcher alone":      {"echo 'msb binary not found' >&2; exit 127", true, preflight.MSBShim},
+		"old version":         {strings.ReplaceAll(works, "0.6.18", "0.5.5"), true, preflight.MSBVersion},
+		"no version":          {strings.ReplaceAll(works, "0.6.18", "unknown"), true, preflight.MSBVersion},
+		"no kernel":           {works, false, preflight.MSBKrunfw},
+		"no such option":      {strings.ReplaceAll(works, "--no-net", "--network"), true, preflight.MSBFlag},
+		"a similar option":    {strings.ReplaceAll(works, "--no-net", "--no-net-cache"), true, preflight.MSBFlag},
+		"help that fails":     {"case $1 in --version) echo msb 0.6.18;; *) exit 3;; esac", true, preflight.MSBNotStarted},
+		"a command that lags": {"case $1 in --version) kill -STOP $$;; esac", true, preflight.MSBNotStarted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -427,7 +428,7 @@ func TestMSBPreflightHasCodes(t *testing.T) {
 				limit = 100 * time.Millisecond
 			}
 			m, err := findMSB(t.Context(), limit)
-			if got := code(err); err != nil && got != c.want || err == nil && m.noNetwork != c.want {
+			if got := preflight.Code(err); err != nil && got != c.want || err == nil && m.noNetwork != c.want {
 				t.Errorf("got %+v, %v, want %q", m, err, c.want)
 			}
 		})

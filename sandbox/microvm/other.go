@@ -16,5 +16,5 @@ func NewQEMU(emulated bool) sandbox.Backend { return kind{emulated: emulated}.ab
 func NewMSB() sandbox.Backend { return kind{msb: true}.absent() }
 
 func (k kind) absent() sandbox.Backend {
-	return absent.New(sandbox.Features{Backend: k.name(), Kernel: k.kernel()}, k.engine())
+	return absent.New(&sandbox.Features{Backend: k.name(), Kernel: k.kernel()}, k.engine())
 }

@@ -5,9 +5,7 @@ package microvm
 import (
 	"bytes"
 	"cmp"
-	"debug/elf"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,37 +13,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"golang.org/x/sys/unix"
 )
-
-// A failure is a reason why no virtual machine can run here, with a code that other programs recognise.
-type failure struct{ code, text string }
-
-// The codes of failures.
-const (
-	codeQEMU       = "qemu_not_found"
-	codeKernel     = "kernel_not_found"
-	codeMissing    = "kvm_missing"
-	codePermission = "kvm_permission"
-	codeBusy       = "kvm_busy"
-	codeAPI        = "kvm_api"
-	codeNoVirt     = "cpu_no_virt"
-	codeProbe      = "vm_probe_failed"
-	codeMSB        = "msb_not_found"
-	codeStart      = "msb_not_executable"
-	codeShim       = "msb_shim"
-	codeVersion    = "msb_version"
-	codeOption     = "msb_flag"
-	codeLibrary    = "msb_krunfw"
-)
-
-func (f *failure) Error() string { return fmt.Sprintf("%s (%s)", f.text, f.code) }
-func (f *failure) Unwrap() error { return sandbox.ErrUnsupported }
-
-func fail(code, format string, args ...any) error {
-	return &failure{code, fmt.Sprintf(format, args...)}
-}
 
 // instead is what to do on a machine without KVM.
 const instead = "use --sandbox gvisor, or for tests --sandbox qemu-tcg, which is no security boundary"
@@ -66,11 +36,11 @@ func checkKVM(device, cpuinfo string) error {
 	defer unix.Close(fd)
 	version, err := unix.IoctlRetInt(fd, kvmGetAPIVersion)
 	if err != nil || version != kvmAPIVersion {
-		return fail(codeAPI, "%s: API version %d (%v), want %d", device, version, err, kvmAPIVersion)
+		return preflight.Fail(preflight.KVMAPI, "%s: API version %d (%v), want %d", device, version, err, kvmAPIVersion)
 	}
 	machine, err := unix.IoctlRetInt(fd, kvmCreateVM)
 	if err != nil {
-		return fail(codeBusy, "%s: create a machine: %v; another hypervisor may hold VT-x or AMD-V", device, err)
+		return preflight.Fail(preflight.KVMBusy, "%s: create a machine: %v; another hypervisor may hold VT-x or AMD-V", device, err)
 	}
 	unix.Close(machine)
 	text, err := os.ReadFile(cpuinfo)
@@ -78,7 +48,7 @@ func checkKVM(device, cpuinfo string) error {
 		return err
 	}
 	if !virtualizes(text) {
-		return fail(codeNoVirt, "%s opens, but the processor has neither vmx nor svm: this is a software implementation "+
+		return preflight.Fail(preflight.NoVirt, "%s opens, but the processor has neither vmx nor svm: this is a software implementation "+
 			"of KVM (such as kvm-pvm), on which standard kernels do not boot; %s", device, instead)
 	}
 	return nil
@@ -87,13 +57,13 @@ func checkKVM(device, cpuinfo string) error {
 func explainOpen(device string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fail(codeMissing, "%s does not exist: the module kvm is not loaded, or nested virtualization is off; load kvm_intel "+
+		return preflight.Fail(preflight.KVMMissing, "%s does not exist: the module kvm is not loaded, or nested virtualization is off; load kvm_intel "+
 			"or kvm_amd, or %s", device, instead)
 	case errors.Is(err, fs.ErrPermission):
-		return fail(codePermission, "cannot open %s for reading and writing as user %d: %v; run as root, in a container with "+
+		return preflight.Fail(preflight.KVMPermission, "cannot open %s for reading and writing as user %d: %v; run as root, in a container with "+
 			"that device", device, os.Geteuid(), err)
 	}
-	return fail(codeMissing, "open %s: %v; %s", device, err, instead)
+	return preflight.Fail(preflight.KVMMissing, "open %s: %v; %s", device, err, instead)
 }
 
 // virtualizes reports whether /proc/cpuinfo lists the flag of VT-x or AMD-V. Without any flags, as on processors other
@@ -121,7 +91,7 @@ func findQEMU() (string, error) {
 		file, err = filepath.Abs(file)
 	}
 	if err != nil {
-		return "", fail(codeQEMU, "%s not found: QEMU_PATH is %q: %v; install it (Debian: qemu-system-x86)", program, stated, err)
+		return "", preflight.Fail(preflight.QEMUNotFound, "%s not found: QEMU_PATH is %q: %v; install it (Debian: qemu-system-x86)", program, stated, err)
 	}
 	return file, nil
 }
@@ -146,7 +116,7 @@ func findKernel() (kernel, error) {
 			}
 		}
 	}
-	return kernel{}, fail(codeKernel, "no boot/vmlinuz-RELEASE with lib/modules/RELEASE below %s; install a kernel (Debian: "+
+	return kernel{}, preflight.Fail(preflight.KernelNotFound, "no boot/vmlinuz-RELEASE with lib/modules/RELEASE below %s; install a kernel (Debian: "+
 		"linux-image-cloud-amd64), or set CLOISTER_GUEST_KERNEL to a directory that has an unpacked one", root)
 }
 
@@ -172,20 +142,6 @@ func compareVersions(a, b string) int {
 // digits returns the number of digits at the beginning.
 func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
-// checkStatic returns an error unless this program needs no dynamic linker.
-func checkStatic() error {
-	f, err := elf.Open("/proc/self/exe")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		return fmt.Errorf("%w: this program is the first process of each virtual machine and is dynamically linked; build it with CGO_ENABLED=0",
-			sandbox.ErrUnsupported)
-	}
-	return nil
-}
-
 // groups returns the groups that a user without other rights needs to open a device for reading and writing.
 func groups(device string) ([]uint32, error) {
 	var st unix.Stat_t
@@ -196,9 +152,9 @@ func groups(device string) ([]uint32, error) {
 	case st.Mode&0o006 == 0o006:
 		return nil, nil
 	case st.Gid == 0:
-		return nil, fail(codePermission, "%s belongs to the group root, in which QEMU must not run; give it a group of its own, such as kvm", device)
+		return nil, preflight.Fail(preflight.KVMPermission, "%s belongs to the group root, in which QEMU must not run; give it a group of its own, such as kvm", device)
 	case st.Mode&0o060 != 0o060:
-		return nil, fail(codePermission, "the group of %s may not read and write it; run chmod 660 on it", device)
+		return nil, preflight.Fail(preflight.KVMPermission, "the group of %s may not read and write it; run chmod 660 on it", device)
 	}
 	return []uint32{st.Gid}, nil
 }

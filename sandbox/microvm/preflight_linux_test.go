@@ -7,23 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/must"
 )
-
-// code returns the code of a failure.
-func code(err error) string {
-	var f *failure
-	if !errors.As(err, &f) || !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "("+f.code+")") {
-		return ""
-	}
-	return f.code
-}
 
 // TestPreflightHasCodes: each reason why KVM cannot be used has its code.
 func TestPreflightHasCodes(t *testing.T) {
@@ -33,19 +23,19 @@ func TestPreflightHasCodes(t *testing.T) {
 		err  error
 		want string
 	}{
-		"no device":     {checkKVM(filepath.Join(t.TempDir(), "kvm"), cpuinfo), codeMissing},
-		"no permission": {explainOpen("/dev/kvm", syscall.EACCES), codePermission},
-		"not permitted": {explainOpen("/dev/kvm", syscall.EPERM), codePermission},
-		"no driver":     {explainOpen("/dev/kvm", syscall.ENODEV), codeMissing},
-		"another":       {checkKVM("/dev/null", cpuinfo), codeAPI},
+		"no device":     {checkKVM(filepath.Join(t.TempDir(), "kvm"), cpuinfo), preflight.KVMMissing},
+		"no permission": {explainOpen("/dev/kvm", syscall.EACCES), preflight.KVMPermission},
+		"not permitted": {explainOpen("/dev/kvm", syscall.EPERM), preflight.KVMPermission},
+		"no driver":     {explainOpen("/dev/kvm", syscall.ENODEV), preflight.KVMMissing},
+		"another":       {checkKVM("/dev/null", cpuinfo), preflight.KVMAPI},
 	} {
-		if got := code(c.err); got != c.want {
+		if got := preflight.Code(c.err); got != c.want {
 			t.Errorf("%s: got code %q of %v, want %q", name, got, c.err, c.want)
 		}
 	}
 	if _, err := os.Stat(device); err == nil && os.Geteuid() == 0 { // any kind of KVM
-		if err := checkKVM(device, cpuinfo); code(err) != codeNoVirt && code(err) != codeBusy {
-			t.Errorf("a processor without virtualization: got %v, want %s", err, codeNoVirt)
+		if err := checkKVM(device, cpuinfo); preflight.Code(err) != preflight.NoVirt && preflight.Code(err) != preflight.KVMBusy {
+			t.Errorf("a processor without virtualization: got %v, want %s", err, preflight.NoVirt)
 		}
 	}
 }
@@ -68,8 +58,8 @@ func TestVirtualizes(t *testing.T) {
 func TestNewestKernelIsFound(t *testing.T) {
 	root := t.TempDir()
 	t.Setenv("CLOISTER_GUEST_KERNEL", root)
-	if _, err := findKernel(); code(err) != codeKernel {
-		t.Errorf("without a kernel: got %v, want %s", err, codeKernel)
+	if _, err := findKernel(); preflight.Code(err) != preflight.KernelNotFound {
+		t.Errorf("without a kernel: got %v, want %s", err, preflight.KernelNotFound)
 	}
 	must.Succeed(t, os.Mkdir(filepath.Join(root, "boot"), 0o755))
 	for release, modules := range map[string]bool{"6.2.0-1": true, "6.12.117-1": true, "6.12.99-1": true, "7.0": false} {
@@ -104,11 +94,11 @@ func TestQEMUIsNotInGroupRoot(t *testing.T) {
 	}{
 		"for all":       {0, 0o666, nil, ""},
 		"its own":       {123, 0o660, []uint32{123}, ""},
-		"root's":        {0, 0o660, nil, codePermission},
-		"for its owner": {123, 0o600, nil, codePermission},
+		"root's":        {0, 0o660, nil, preflight.KVMPermission},
+		"for its owner": {123, 0o600, nil, preflight.KVMPermission},
 	} {
 		must.Succeed(t, errors.Join(os.Chown(file, 0, c.group), os.Chmod(file, c.mode)))
-		if got, err := groups(file); !slices.Equal(got, c.want) || (err != nil) != (c.code != "") || code(err) != c.code {
+		if got, err := groups(file); !slices.Equal(got, c.want) || (err != nil) != (c.code != "") || preflight.Code(err) != c.code {
 			t.Errorf("%s: got %v, %v, want %v and code %q", name, got, err, c.want, c.code)
 		}
 	}

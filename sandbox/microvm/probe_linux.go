@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 )
 
 // supported returns the features of this backend. The first call boots a machine.
@@ -112,9 +112,9 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	if errors.Is(err, sandbox.ErrClosed) || ctx.Err() != nil {
 		return none, err
 	}
-	none.Checks = []sandbox.Check{{Name: b.engine(), Detail: strings.TrimPrefix(err.Error(), sandbox.ErrUnsupported.Error()+": "), Required: true}}
-	if !errors.Is(err, sandbox.ErrUnsupported) {
-		err = fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+	if preflight.Code(err) == "" {
+		err = preflight.Fail(preflight.VMProbe, "%w", err)
 	}
+	none.Checks = []sandbox.Check{{Name: b.engine(), Detail: err.Error(), Required: true}}
 	return none, err
 }

@@ -6,11 +6,11 @@ package namespace
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"runtime"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 )
 
 // A Backend runs nothing on this system.
@@ -22,7 +22,7 @@ func New(Config) *Backend { return &Backend{} }
 func initHelper() {}
 
 func unsupported() error {
-	return fmt.Errorf("%w: Linux namespaces do not exist on %s", sandbox.ErrUnsupported, runtime.GOOS)
+	return preflight.Fail(preflight.WrongSystem, "Linux namespaces do not exist on %s", runtime.GOOS)
 }
 
 // Probe returns ErrUnsupported.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -36,7 +37,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		if fix != "" {
 			fix = "; fix: " + fix
 		}
-		return f, fmt.Errorf("%w: %s: %s%s", sandbox.ErrUnsupported, name, detail, fix)
+		return f, preflight.Fail(preflight.NamespaceProbe, "%s: %s%s", name, detail, fix)
 	}
 
 	if err := b.ready(); err != nil {
@@ -71,7 +72,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	b.check(facts, check)
 	for _, c := range f.Checks {
 		if !c.OK && c.Required {
-			return f, fmt.Errorf("%w: %s: got: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
+			return f, preflight.Fail(preflight.NamespaceProbe, "%s: got: %s", c.Name, c.Detail)
 		}
 	}
 	b.optional(&f, facts)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/placement"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,24 +29,6 @@ type backend struct{ *placement.Host }
 // New returns a backend. The caller closes it.
 func New() sandbox.Backend { return &backend{placement.NewHost()} }
 
-func features() sandbox.Features {
-	return sandbox.Features{
-		Backend: Name, Tier: "partial", Layers: []string{"sandbox-exec"},
-		Limits:        append([]sandbox.Limit{sandbox.LimitOpenFiles}, placement.Limits...),
-		Audits:        []sandbox.Audit{sandbox.AuditOff},
-		ListenControl: true, Lower: true, SameUser: true,
-		Gaps: []string{"services on the loopback interface of this host", "processes that leave the process group of their run",
-			"which other processes exist"},
-		Checks: []sandbox.Check{
-			{Name: "private loopback", Detail: "loopback, if the policy grants it, is that of this host, with its services"},
-			{Name: "private paths", Detail: "runs see the paths of this host"},
-			{Name: "process namespace", Detail: "processes that leave the run's group at once may outlive it, under their profile"},
-			{Name: "limits", Detail: "memory, processor time and processes are not limited; outputs are measured during the run and after it"},
-			{Name: "syscall monitor", Detail: "attempts are not recorded"},
-		},
-	}
-}
-
 // Probe runs commands under profiles: one that writes where it may, and one that tries to write elsewhere.
 func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	f := features()
@@ -53,7 +36,7 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	check := sandbox.Check{Name: "sandbox-exec", OK: err == nil, Detail: detail, Required: true}
 	if err != nil {
 		check.Detail, f.Tier = err.Error(), "none"
-		err = fmt.Errorf("%w: sandbox-exec: %w", sandbox.ErrUnsupported, err)
+		err = preflight.Fail(preflight.SeatbeltProbe, "sandbox-exec: %w", err)
 	}
 	f.Checks = append([]sandbox.Check{check}, f.Checks...)
 	return f, err

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/internal/checkpage"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -123,6 +124,8 @@ func TestWindowsPrograms(t *testing.T) {
 	expect.That(t, err == nil && strings.Contains(out, "--- PASS: TestNoProcessOutlivesTheWorker"), "job objects: %v\n%s", err, out)
 	out, err = wine(cloister, "check", "--sandbox", "jobobject")
 	expect.That(t, err == nil, "check: %v\n%s", err, out)
+	page, _, err := checkpage.Documented("../../docs/backends.md", "cloister check --sandbox jobobject")
+	must.Succeed(t, errors.Join(err, checkpage.Compare(out, page)))
 	expect.Texts(t, out, []string{"ok    job object", "off   files", "off   network", "off   worker", "tier  unconfined"}, "check")
 	out, err = wine(cloister, "check")
 	expect.That(t, err != nil, "the default sandbox works")

@@ -5,10 +5,10 @@ package absent
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 )
 
 // A backend returns sandbox.ErrUnsupported.
@@ -17,12 +17,14 @@ type backend struct {
 	err      error
 }
 
-// New returns a backend with the name and kernel of f, whose mechanism has this name. Its methods return
-// sandbox.ErrUnsupported.
-func New(f sandbox.Features, mechanism string) sandbox.Backend {
-	f.Tier = "none"
-	f.Checks = []sandbox.Check{{Name: mechanism, Detail: "this system is " + runtime.GOOS, Required: true}}
-	return &backend{f, fmt.Errorf("%w: %s does not run on %s", sandbox.ErrUnsupported, mechanism, runtime.GOOS)}
+// New returns a backend that has the features f on another operating system, with a mechanism of this name. Its methods
+// return sandbox.ErrUnsupported; its own Features keep the checks of f, which tell what the mechanism lacks.
+func New(f *sandbox.Features, mechanism string) sandbox.Backend {
+	missing := sandbox.Check{Name: mechanism, Detail: "this system is " + runtime.GOOS, Required: true}
+	return &backend{
+		sandbox.Features{Backend: f.Backend, Kernel: f.Kernel, Tier: "none", Checks: append([]sandbox.Check{missing}, f.Checks...)},
+		preflight.Fail(preflight.WrongSystem, "%s does not run on %s", mechanism, runtime.GOOS),
+	}
 }
 
 func (b *backend) Probe(context.Context) (sandbox.Features, error) { return b.features, b.err }

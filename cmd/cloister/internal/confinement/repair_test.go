@@ -58,11 +58,11 @@ func (m *machine) probe(context.Context) (*Report, error) {
 	bad := errors.New("actions cannot run")
 	switch {
 	case m.get("user.max_pid_namespaces") == "0":
-		return &Report{Checks: []Check{{"FAIL", "zygote", "no space", "sudo sysctl -w user.max_pid_namespaces=15000"}}}, bad
+		return &Report{Checks: []Check{{"FAIL", "zygote", "no space", "sudo sysctl -w user.max_pid_namespaces=15000", ""}}}, bad
 	case m.get("kernel.apparmor_restrict_unprivileged_userns") == "1":
-		return &Report{Checks: []Check{{"FAIL", "zygote", "denied", "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile"}}}, bad
+		return &Report{Checks: []Check{{"FAIL", "zygote", "denied", "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile", ""}}}, bad
 	}
-	return &Report{Checks: []Check{{"ok", "seccomp", "", ""}, {"off", "landlock", "", "boot with landlock in lsm="}}}, nil
+	return &Report{Checks: []Check{{"ok", "seccomp", "", "", ""}, {"off", "landlock", "", "boot with landlock in lsm=", ""}}}, nil
 }
 
 func (m *machine) repair(yes bool, answers string) (string, error) {
@@ -107,7 +107,7 @@ func TestRepairRunsWhatIsAccepted(t *testing.T) {
 func TestYesLeavesUserNamespacesOff(t *testing.T) {
 	m := newMachine(t, map[string]string{"user.max_user_namespaces": "0"})
 	r := Repairer{Settings: m.dir, Yes: true, Run: m.run, Out: &strings.Builder{}, Probe: func(context.Context) (*Report, error) {
-		return &Report{Checks: []Check{{"FAIL", "zygote", "no space", "sudo sysctl -w user.max_user_namespaces=15000"}}}, nil
+		return &Report{Checks: []Check{{"FAIL", "zygote", "no space", "sudo sysctl -w user.max_user_namespaces=15000", ""}}}, nil
 	}}
 	must.Get(r.Repair(t.Context()))(t)
 	expect.Slices(t, m.ran, nil, "commands")

@@ -5,8 +5,10 @@ package confinement
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -30,6 +32,8 @@ type Check struct {
 	Name   string `json:"name"`
 	Detail string `json:"detail"`
 	Fix    string `json:"fix,omitempty"`
+	// Code is the reason why a backend does not work here, if there is one: see cloister explain.
+	Code string `json:"code,omitempty"`
 }
 
 // NewReport returns the report of a machine whose probe returned f. With probed it includes what runs can vary. The
@@ -44,7 +48,7 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 		case !c.OK:
 			result = "off"
 		}
-		r.Checks = append(r.Checks, Check{result, c.Name, c.Detail, c.Fix})
+		r.Checks = append(r.Checks, Check{Result: result, Name: c.Name, Detail: c.Detail, Fix: c.Fix})
 	}
 	if probed {
 		r.Checks = append(r.Checks, onRequest(f.Limits), conditions(f.Conditions))
@@ -66,35 +70,69 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 	return r, err
 }
 
-// others are the backends that --sandbox may select besides an emulated one, which protects nothing.
-var others = []struct{ tier, name, detail string }{
-	{"full", "backend namespace", "also works here: --sandbox full"},
-	{gVisor, "backend gvisor", "also works here: --sandbox gvisor gives each action a kernel of its own"},
-	{qemuKVM, "backend qemu", "also works here: --sandbox qemu runs actions in virtual machines"},
-	{microVM, "backend microvm", "also works here: --sandbox microvm runs actions in virtual machines of msb"},
-	{seatbelt.Name, "backend seatbelt", "also works here: --sandbox seatbelt"},
-	{jobobject.Name, "backend jobobject", "works here, without confinement of files and network: --sandbox jobobject"},
+// SetCode adds the code of the error of a probe to the check that failed.
+func (r *Report) SetCode(err error) {
+	if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Result == "FAIL" }); i >= 0 {
+		r.Checks[i].Code = codeOf(err)
+	}
 }
 
-// Others returns a check for each backend that --sandbox does not select: whether it works here. A person who wants its
-// details selects it.
+// codeOf returns the code of the reason why a backend does not work here, or "".
+func codeOf(err error) string {
+	if reason, ok := errors.AsType[interface {
+		error
+		Code() string
+	}](err); ok {
+		return reason.Code()
+	}
+	return ""
+}
+
+// tiers are the values of --sandbox that select a backend each, and the name of that backend.
+var tiers = []struct{ tier, backend string }{
+	{"full", "namespace"}, {gVisor, gVisor}, {qemuKVM, qemuKVM}, {qemuTCG, qemuTCG}, {microVM, microVM},
+	{seatbelt.Name, seatbelt.Name}, {jobobject.Name, jobobject.Name},
+}
+
+// Others returns a check for each backend that --sandbox does not select: what it enforces here. Only emulated machines,
+// which take long to boot, are not tried.
 func (c *Flags) Others(ctx context.Context) []Check {
 	var checks []Check
-	for _, o := range others {
+	for _, o := range tiers {
 		if o.tier == c.Tier || o.tier == "full" && !c.named() {
 			continue
 		}
-		k := Check{Result: "ok", Name: o.name, Detail: o.detail}
-		b := (&Flags{Tier: o.tier}).NewBackend(namespace.Config{})
-		if _, err := b.Probe(ctx); err != nil {
-			k.Result, k.Detail = "off", err.Error()
+		k := Check{Result: "off", Name: "backend " + o.backend}
+		if o.tier == qemuTCG && runtime.GOOS == "linux" {
+			k.Detail = "not tried: virtual machines on an emulated processor, for tests only, are slow and no security boundary; see cloister check --sandbox " + qemuTCG
+			checks = append(checks, k)
+			continue
 		}
-		if err := b.Close(); err != nil {
-			k.Result, k.Detail = "off", err.Error()
+		b := (&Flags{Tier: o.tier}).NewBackend(namespace.Config{})
+		f, err := b.Probe(ctx)
+		if err = errors.Join(err, b.Close()); err != nil {
+			k.Detail, k.Code = err.Error(), codeOf(err)
+		} else {
+			k.Result, k.Detail = "ok", "--sandbox "+o.tier+" enforces "+enforced(&f)
 		}
 		checks = append(checks, k)
 	}
 	return checks
+}
+
+// enforced returns the layers and the tier of a backend that works here, and the names of what it does not enforce.
+func enforced(f *sandbox.Features) string {
+	text := fmt.Sprintf("%s (%s)", strings.Join(f.Layers, ", "), TierText(*f))
+	var off []string
+	for _, c := range f.Checks {
+		if !c.OK {
+			off = append(off, c.Name)
+		}
+	}
+	if len(off) > 0 {
+		text += "; not " + strings.Join(off, ", ")
+	}
+	return text
 }
 
 // WriteText prints r for a person.

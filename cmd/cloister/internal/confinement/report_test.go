@@ -15,9 +15,9 @@ func TestReportListsLimitsOnRequest(t *testing.T) {
 		given []sandbox.Limit
 		want  Check
 	}{
-		{sandbox.AllLimits, Check{"ok", "limits on request", "processors, disk rate", ""}},
-		{[]sandbox.Limit{sandbox.LimitMilliCPUs}, Check{"off", "limits on request", "processors; not disk rate: an action that requests it is refused", ""}},
-		{nil, Check{"off", "limits on request", "none; not processors, disk rate: an action that requests it is refused", ""}},
+		{sandbox.AllLimits, Check{"ok", "limits on request", "processors, disk rate", "", ""}},
+		{[]sandbox.Limit{sandbox.LimitMilliCPUs}, Check{"off", "limits on request", "processors; not disk rate: an action that requests it is refused", "", ""}},
+		{nil, Check{"off", "limits on request", "none; not processors, disk rate: an action that requests it is refused", "", ""}},
 	} {
 		expect.Equal(t, onRequest(c.given), c.want, "%q", c.given)
 	}
