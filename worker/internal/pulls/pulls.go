@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pulls passes the pull of a container image from the action that waits for it to whoever shows it to clients.
+// Package pulls passes the pull of a container image from the action that waits for it to the code that shows it to
+// clients.
 package pulls
 
 import (
