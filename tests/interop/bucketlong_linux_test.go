@@ -3,7 +3,9 @@
 package interop_test
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -15,19 +17,32 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// An uploader uploads distinct blobs until it is stopped, and records the acknowledged ones.
+// An uploader uploads distinct blobs until it is stopped, and records which were acknowledged and which refused.
 type uploader struct {
 	mu      sync.Mutex
 	acked   []cas.Digest // guarded by mu
-	refused int          // guarded by mu
+	refused []upload     // guarded by mu
 	stop    chan struct{}
 	group   sync.WaitGroup
 }
 
-// upload starts an uploader of small and large blobs, which differ between rounds.
-func upload(t *testing.T, store *remote.Store, round int) *uploader {
+// An upload identifies a blob of an uploader.
+type upload struct {
+	round, worker, n int
+	digest           cas.Digest // set afterwards
+}
+
+// data returns the blob: one that serve stores in a segment, in a file, or in a file and in parts in the bucket.
+func (u *upload) data() []byte {
+	data, _ := castest.Blob(byte(u.worker), []int{1000, 100_000, 3 << 20}[u.worker])
+	copy(data, fmt.Sprint(u.round, u.worker, u.n, " "))
+	return data
+}
+
+// startUploader starts an uploader of small and large blobs, which differ between rounds.
+func startUploader(t *testing.T, store *remote.Store, round int) *uploader {
 	u := &uploader{stop: make(chan struct{})}
-	for worker, size := range []int{1000, 100_000, 3 << 20} {
+	for worker := range 3 {
 		u.group.Go(func() {
 			for n := 0; ; n++ {
 				select {
@@ -35,14 +50,15 @@ func upload(t *testing.T, store *remote.Store, round int) *uploader {
 					return
 				default:
 				}
-				data, _ := castest.Blob(byte(worker), size)
-				copy(data, fmt.Sprint(round, worker, n, " "))
-				d, err := cas.PutBytes(t.Context(), store, cas.SHA256, data)
+				blob := upload{round: round, worker: worker, n: n}
+				data := blob.data()
+				blob.digest = cas.SHA256.Sum(data)
+				err := store.Put(t.Context(), blob.digest, bytes.NewReader(data))
 				u.mu.Lock()
 				if err == nil {
-					u.acked = append(u.acked, d)
+					u.acked = append(u.acked, blob.digest)
 				} else {
-					u.refused++
+					u.refused = append(u.refused, blob)
 				}
 				u.mu.Unlock()
 			}
@@ -55,21 +71,41 @@ func upload(t *testing.T, store *remote.Store, round int) *uploader {
 func (u *uploader) counts() (acked, refused int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return len(u.acked), u.refused
+	return len(u.acked), len(u.refused)
+}
+
+// wantRefused checks that a server reports refused blobs as missing, unless the bucket has them after all.
+func (s *served) wantRefused(t *testing.T, when string, blobs []upload) {
+	t.Helper()
+	var ds []cas.Digest
+	for _, u := range blobs {
+		ds = append(ds, u.digest)
+	}
+	missing := map[cas.Digest]bool{}
+	for _, d := range must.Get(s.store.Missing(t.Context(), ds))(t) {
+		missing[d] = true
+	}
+	for _, d := range ds {
+		if _, err := os.Stat(s.bucket.file("serve", d)); err != nil && !missing[d] {
+			t.Errorf("%s: refused blob %s is reported present: %v", when, d, err)
+		}
+	}
 }
 
 // TestKillsAndOutagesLoseNothing kills serve and the bucket while clients upload, again and again. With write-through,
-// what was acknowledged is in the bucket, and what serve reports present afterwards is, too.
+// what was acknowledged is in the bucket, and what serve reports present afterwards is, too. A refused upload can be
+// repeated.
 func TestKillsAndOutagesLoseNothing(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, "plain")
 	s := serveBucket(t, b)
+	var refused []upload // of all rounds
 	for round := range 4 {
-		u := upload(t, s.store, round)
+		u := startUploader(t, s.store, round)
 		must.Hold(t, "uploads", func() bool { n, _ := u.counts(); return n > 10 })
 		b.Kill()
-		_, refused := u.counts()
-		must.Hold(t, "refused uploads", func() bool { _, n := u.counts(); return n > refused+3 })
+		_, before := u.counts()
+		must.Hold(t, "refused uploads", func() bool { _, n := u.counts(); return n > before+3 })
 		if round%2 == 0 { // serve ends during the outage
 			s.Kill()
 		}
@@ -77,6 +113,10 @@ func TestKillsAndOutagesLoseNothing(t *testing.T) {
 		if round%2 == 1 {
 			before, _ := u.counts()
 			must.Hold(t, "uploads after the outage", func() bool { n, _ := u.counts(); return n > before+10 })
+			u.mu.Lock()
+			during := slices.Clone(u.refused)
+			u.mu.Unlock()
+			s.wantRefused(t, fmt.Sprintf("round %d, after the outage", round), during)
 			s.Kill()
 		}
 		close(u.stop)
@@ -88,6 +128,15 @@ func TestKillsAndOutagesLoseNothing(t *testing.T) {
 		missing, err := s.store.Missing(t.Context(), u.acked)
 		expect.That(t, err == nil && len(missing) == 0,
 			"round %d: %d of %d acknowledged blobs are missing, %v", round, len(missing), len(u.acked), err)
+		refused = append(refused, u.refused...)
+		s.wantRefused(t, fmt.Sprintf("round %d, after the restart", round), refused)
+		for i := range u.refused {
+			// Those in progress when the bucket ended come first, and few are large.
+			if again := &u.refused[i]; i < 3 || again.worker == 2 && i < 300 {
+				s.upload(t, again.data())
+				b.wantObject(t, "serve", again.digest)
+			}
+		}
 	}
 	// What is reported present is in the bucket, whatever became of its upload.
 	for _, data := range blobs() {
