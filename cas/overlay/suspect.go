@@ -214,13 +214,13 @@ func (s *store) readError(ctx context.Context, d cas.Digest, err error) error {
 		s.recordFetch(d, err)
 		return err
 	}
-	kind := cas.ErrCorrupt
-	if errors.Is(err, cas.ErrNotFound) {
+	kind, notFound := cas.ErrCorrupt, errors.Is(err, cas.ErrNotFound)
+	if notFound {
 		kind = cas.ErrNotFound
 	}
 	missing, down := s.upstream.Store.Missing(ctx, []cas.Digest{d})
 	switch {
-	case down != nil && kind == cas.ErrCorrupt:
+	case down != nil && !notFound:
 		return err
 	case len(missing) > 0:
 		err = fmt.Errorf("blob %s: %w in the upstream", d, cas.ErrNotFound)
