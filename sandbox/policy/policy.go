@@ -108,7 +108,7 @@ type Policy struct {
 	rules           []*rule // the first that matches applies
 	allowUnenforced []sandbox.Limit
 	defaults        map[string][]Property // by instance name; sorted
-	sandboxes       []sandboxRule         // all that match apply
+	sandboxes       []sandboxRule         // each that matches applies
 	images          Images
 	file            bool // it is from a file
 	host            Host
