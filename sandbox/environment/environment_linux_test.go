@@ -26,6 +26,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/guestkernel"
 	"github.com/cloister-build/cloister/tests/must"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
@@ -75,7 +76,9 @@ var contract = []struct {
 	{"ContextEndsTheCommandOnly", contextEndsTheCommandOnly},
 	{"CloseEndsCommands", closeEndsCommands},
 	{"CloseDeliversTheRestOfTheOutput", closeDeliversTheRestOfTheOutput},
+	{"UnreadOutputDoesNotDelayTheEnd", unreadOutputDoesNotDelayTheEnd},
 	{"CommandsMayShareStdin", commandsMayShareStdin},
+	{"StdinStaysAsItIs", stdinStaysAsItIs},
 	{"EndedCommandsLeaveNoThreads", endedCommandsLeaveNoThreads},
 	{"TimeoutEndsTheEnvironment", timeoutEndsTheEnvironment},
 	{"StoppedAgentDoesNotDelayTheEnd", stoppedAgentDoesNotDelayTheEnd},
@@ -448,6 +451,46 @@ func closeDeliversTheRestOfTheOutput(t *testing.T, h host) {
 	}
 }
 
+// The exit code of a command whose output nobody reads arrives when the command ends, by its context or by Close.
+func unreadOutputDoesNotDelayTheEnd(t *testing.T, h host) {
+	e := h.start(t, nil)
+	enough := 1 // chunks that fit into pipes, and into the window of a wire
+	if h.relayed {
+		enough = 5
+	}
+	unread := func(ctx context.Context, name string) (out *slowWriter, code chan int) {
+		out, code = &slowWriter{written: make(chan struct{}), release: make(chan struct{})}, make(chan int, 1)
+		go func() {
+			n, _ := e.Exec(ctx, command("trap 'exit 3' TERM; n=0; while head -c 65536 /dev/zero; do n=$((n+1)); echo $n > /scratch/"+name+"; done"),
+				sandbox.Stdio{Stdout: out}, nil)
+			code <- n
+		}()
+		<-out.written
+		must.Hold(t, "no reader delays the command", func() bool {
+			n := 0
+			_, text := shell(t, e, "cat /scratch/"+name+" 2>&1")
+			_, err := fmt.Sscan(text, &n)
+			return err == nil && n >= enough
+		})
+		return out, code
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	out, code := unread(ctx, "first")
+	cancel()
+	if n := <-code; n != 3 && n != 137 { // it is killed at once
+		t.Errorf("by its context: got exit code %d, want 3 or 137", n)
+	}
+	close(out.release)
+	out, code = unread(t.Context(), "second")
+	if _, err := e.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	close(out.release)
+	if n := <-code; n != 3 {
+		t.Errorf("by Close: got exit code %d, want 3", n)
+	}
+}
+
 // A command ends although another one has taken what there was to read.
 func commandsMayShareStdin(t *testing.T, h host) {
 	e := h.start(t, nil)
@@ -477,6 +520,37 @@ func commandsMayShareStdin(t *testing.T, h host) {
 		if err := <-ended; err != nil {
 			t.Errorf("got %v, want the end of the command", err)
 		}
+	}
+}
+
+// The stdin of a command blocks, but that of the caller does not: a deadline still ends a Read.
+func stdinStaysAsItIs(t *testing.T, h host) {
+	e := h.start(t, nil)
+	stdin, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	defer w.Close()
+	var out bytes.Buffer
+	spec := command("while read name value; do [ $name = flags: ] && echo $(( (value & 04000) != 0 )); done < /proc/self/fdinfo/0; true")
+	if h.relayed {
+		spec = command("echo 0") // it has a pipe of its own
+	}
+	code, err := e.Exec(t.Context(), spec, sandbox.Stdio{Stdin: stdin, Stdout: &out}, nil)
+	if err != nil || code != 0 || out.String() != "0\n" {
+		t.Errorf("got %d %v, O_NONBLOCK %q; want 0", code, err, out.String())
+	}
+	conn, err := stdin.SyscallConn() // Fd would change it
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := 0
+	if controlled := conn.Control(func(fd uintptr) { flags, err = unix.FcntlInt(fd, unix.F_GETFL, 0) }); controlled != nil || err != nil {
+		t.Fatal(controlled, err)
+	}
+	if flags&unix.O_NONBLOCK == 0 {
+		t.Error("the caller's stdin blocks now, so neither a deadline nor Close ends a Read")
 	}
 }
 
@@ -515,42 +589,30 @@ func timeoutEndsTheEnvironment(t *testing.T, h host) {
 	}
 }
 
-// A command that stops the agent does not keep the environment beyond its end, by its timeout or by Close.
+// A command that stops the agent does not keep the environment beyond its end, by its timeout or by Close: then it stops
+// the agent in response to the end.
 func stoppedAgentDoesNotDelayTheEnd(t *testing.T, h host) {
-	for name, change := range map[string]func(*sandbox.Spec){
-		"timeout": func(s *sandbox.Spec) { s.Timeout = 5 * time.Second },
-		"close":   nil,
+	for name, c := range map[string]struct {
+		change func(*sandbox.Spec)
+		script string
+	}{
+		"timeout": {func(s *sandbox.Spec) { s.Timeout = 5 * time.Second }, "trap '' TERM; echo ready; kill -STOP $PPID; echo > /scratch/stopped; sleep 1000"},
+		"close":   {nil, "trap 'kill -STOP $PPID; echo > /scratch/stopped' TERM; echo ready; while :; do sleep 0.01; done"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e, root := h.startIn(t, change)
+			e, root := h.startIn(t, c.change)
 			ended := make(chan error, 1)
 			r, w := io.Pipe()
-			stdin, in, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer stdin.Close()
-			defer in.Close()
 			go func() {
-				script := "trap '' TERM; echo ready; read line; kill -STOP $PPID; echo > /scratch/stopped; sleep 1000"
-				_, err := e.Exec(context.Background(), command(script), sandbox.Stdio{Stdin: stdin, Stdout: w}, nil)
+				_, err := e.Exec(context.Background(), command(c.script), sandbox.Stdio{Stdout: w}, nil)
 				w.CloseWithError(err)
 				ended <- err
 			}()
-			if _, err := io.ReadFull(r, make([]byte, len("ready\n"))); err != nil {
+			if _, err := io.ReadFull(r, make([]byte, len("ready\n"))); c.change == nil && err != nil {
 				t.Fatal(err)
 			}
-			if _, err := in.WriteString("\n"); err != nil {
-				t.Fatal(err)
-			}
-			if h.name != "qemu" { // whose files arrive at the end
-				must.Hold(t, "the command stops the agent", func() bool {
-					_, err := root.Stat("scratch/stopped")
-					return err == nil
-				})
-			}
-			if change == nil {
+			if c.change == nil {
 				if _, err := e.Close(context.Background()); err != nil {
 					t.Error(err)
 				}
@@ -558,6 +620,9 @@ func stoppedAgentDoesNotDelayTheEnd(t *testing.T, h host) {
 			<-e.Ended()
 			if err := <-ended; !errors.Is(err, environment.ErrEnded) {
 				t.Errorf("got %v, want ErrEnded", err)
+			}
+			if _, err := root.Stat("scratch/stopped"); err != nil && h.name != "qemu" { // which collects no files of a killed run
+				t.Errorf("the command did not stop the agent: %v", err)
 			}
 		})
 	}

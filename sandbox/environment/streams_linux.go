@@ -22,6 +22,7 @@ type streams struct {
 	theirs  []int      // sent to the agent, then closed
 	ours    []*os.File // the reading ends of stdout and stderr
 	joined  bool       // they are one
+	relayed bool       // what the command has written may still arrive
 	copying sync.WaitGroup
 	mu      sync.Mutex
 	err     error
@@ -29,7 +30,7 @@ type streams struct {
 
 // open makes the streams of a command and gives its pipes to the user of the commands, which open /dev/stderr.
 func (e *Environment) open(std sandbox.Stdio) (_ *streams, err error) {
-	s := &streams{}
+	s := &streams{relayed: e.relayed}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -87,14 +88,46 @@ func same(a, b io.Writer) bool {
 	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
-// add adds a copy of a descriptor, which blocks, as programs expect.
+// add adds a descriptor of f that blocks, as programs expect.
 func (s *streams) add(f *os.File) error {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	fd := -1
+	conn, err := f.SyscallConn()
+	if err == nil {
+		var failed error
+		err = conn.Control(func(raw uintptr) { fd, failed = blocking(int(raw)) })
+		err = errors.Join(err, failed)
+	}
 	if err != nil {
 		return fmt.Errorf("stream: %w", err)
 	}
 	s.theirs = append(s.theirs, fd)
 	return nil
+}
+
+// blocking returns a descriptor of a file that blocks. If the given one does not, it opens the file again, because its
+// owner relies on that. Sockets cannot be opened: they block afterwards.
+func blocking(of int) (int, error) {
+	flags, err := unix.FcntlInt(uintptr(of), unix.F_GETFL, 0)
+	if err != nil {
+		return -1, err
+	}
+	fd, again := -1, flags&unix.O_NONBLOCK != 0
+	if again { // without waiting for the other end of a named pipe
+		fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", of), flags&unix.O_ACCMODE|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	}
+	if !again || err != nil {
+		if fd, err = unix.FcntlInt(uintptr(of), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			return -1, err
+		}
+	}
+	if !again {
+		return fd, nil
+	}
+	if err := unix.SetNonblock(fd, false); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // own gives pipes to the user of the commands.
@@ -130,7 +163,7 @@ func (s *streams) close() {
 }
 
 // copy copies an output to its writer until the command and its children have closed it or, after drain, until nothing
-// is left in the pipe.
+// is left in the pipe. A relay closes it when everything has arrived.
 func (s *streams) copy(w io.Writer, r *os.File) {
 	err := wire.CopyOutput(w, r)
 	s.mu.Lock()
@@ -141,8 +174,10 @@ func (s *streams) copy(w io.Writer, r *os.File) {
 // drain waits until everything that the command has written is copied. When ctx has ended, it waits at most a second: a
 // writer may block.
 func (s *streams) drain(ctx context.Context) error {
-	for _, r := range s.ours {
-		_ = r.SetReadDeadline(time.Unix(1, 0)) // it may be closed
+	if !s.relayed {
+		for _, r := range s.ours {
+			_ = r.SetReadDeadline(time.Unix(1, 0)) // it may be closed
+		}
 	}
 	done := make(chan struct{})
 	go func() {

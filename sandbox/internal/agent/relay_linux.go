@@ -22,13 +22,14 @@ type relay struct {
 	wire *wire.Wire
 
 	mu    sync.Mutex
-	calls map[uint64]*remote // commands without a reply
+	calls map[uint64]*remote // commands whose output has not ended; nil when the agent has
 	ended bool               // the socket is about to be closed
-	last  sync.WaitGroup     // replies that wait for the command's output
+	last  sync.WaitGroup     // output of commands that have ended
 }
 
 // A remote is the streams of a command of another kernel.
 type remote struct {
+	replied bool     // guarded by relay.mu
 	wake    *os.File // ends the copying of stdin when it is closed
 	stdin   *wire.Port
 	outputs []*wire.Port
@@ -115,6 +116,7 @@ func (r *relay) start(q *Request, packet []byte, fds []int) error {
 	}()
 	r.mu.Lock()
 	if r.calls == nil {
+		c.finish()
 		go c.end()
 	} else {
 		r.calls[q.ID] = c
@@ -125,7 +127,8 @@ func (r *relay) start(q *Request, packet []byte, fds []int) error {
 	return nil
 }
 
-// message handles a message of the agent, which is not trusted: a reply that nobody waits for is dropped.
+// message handles a message of the agent, which is not trusted: a reply that nobody waits for is dropped. A reply is
+// passed on at once, although the rest of the command's output arrives later.
 func (r *relay) message(b []byte) error {
 	var reply Reply
 	if err := json.Unmarshal(b, &reply); err != nil {
@@ -137,28 +140,33 @@ func (r *relay) message(b []byte) error {
 		return sendReady(r.sock)
 	}
 	c := r.calls[reply.ID]
-	if c == nil {
+	if c == nil || c.replied {
 		return nil
 	}
-	delete(r.calls, reply.ID)
+	c.replied = true
 	r.last.Go(func() {
 		c.end()
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if !r.ended {
-			_ = zygote.Send(r.sock, Encode(reply)) // nobody may wait for it
-		}
+		delete(r.calls, reply.ID)
 	})
+	if !r.ended {
+		_ = zygote.Send(r.sock, Encode(reply)) // nobody may wait for it
+	}
 	return nil
 }
 
-// end ends the streams once everything that has arrived is written.
-func (c *remote) end() {
-	c.wake.Close()
-	c.stdin.Close()
+// finish ends the outputs after what has arrived.
+func (c *remote) finish() {
 	for _, p := range c.outputs {
 		p.Finish()
 	}
+}
+
+// end ends the streams once all output is written.
+func (c *remote) end() {
+	c.wake.Close()
+	c.stdin.Close()
 	c.serving.Wait()
 	for _, p := range c.outputs {
 		p.Close()
@@ -172,7 +180,10 @@ const lastTime = time.Second
 func (r *relay) end() {
 	r.mu.Lock()
 	for _, c := range r.calls {
-		r.last.Go(c.end)
+		c.finish()
+		if !c.replied {
+			r.last.Go(c.end)
+		}
 	}
 	r.calls = nil
 	r.mu.Unlock()

@@ -19,13 +19,14 @@ func (s *server) serveWire() error {
 	w := wire.New(os.Stdout)
 	var mu sync.Mutex
 	calls := map[uint64]*local{}
+	var rest sync.WaitGroup // output of commands that have ended
 	s.reply = func(r Reply) error {
 		mu.Lock()
 		c := calls[r.ID]
 		delete(calls, r.ID)
 		mu.Unlock()
 		if c != nil {
-			c.end()
+			rest.Go(c.end) // the reply must not wait for a slow reader
 		}
 		return w.Message(Encode(r))
 	}
@@ -41,6 +42,7 @@ func (s *server) serveWire() error {
 		case r.End:
 			go func() {
 				s.terminate()
+				waitFor(&rest, w.Sent)
 				syscall.Exit(0)
 			}()
 			return nil
@@ -74,9 +76,27 @@ func closeFiles(files []*os.File) {
 	}
 }
 
+// waitFor waits for the rest of the output while some of it is taken at least once in lastTime. Sent returns the number
+// of sent frames.
+func waitFor(rest *sync.WaitGroup, sent func() int64) {
+	done := make(chan struct{})
+	go func() {
+		rest.Wait()
+		close(done)
+	}()
+	for before := int64(-1); sent() != before; {
+		before = sent()
+		select {
+		case <-done:
+			return
+		case <-time.After(lastTime):
+		}
+	}
+}
+
 // A local is the streams of a command in the agent's kernel.
 type local struct {
-	ports   []*wire.Port
+	ports   []*wire.Port // stdin, then outputs
 	stdin   *os.File
 	outputs []*os.File
 	copying sync.WaitGroup // of outputs
@@ -118,9 +138,12 @@ func (c *local) end() {
 	for _, r := range c.outputs {
 		_ = r.SetReadDeadline(time.Unix(1, 0)) // it may be closed
 	}
+	c.stdin.Close()
 	c.copying.Wait()
-	for _, p := range c.ports {
+	for i, p := range c.ports {
+		if i > 0 {
+			_ = p.End() // the host may have ended
+		}
 		p.Close()
 	}
-	c.stdin.Close()
 }

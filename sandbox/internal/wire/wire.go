@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -41,6 +42,7 @@ type Wire struct {
 	ports   map[uint64]*Port
 	highest uint64 // port that was ever open, plus one
 
+	sent    atomic.Int64
 	sending sync.Mutex
 	out     io.Writer
 }
@@ -156,8 +158,12 @@ func (w *Wire) send(kind byte, port uint64, n int, b []byte) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	_, err := w.out.Write(append(frame, b...))
+	w.sent.Add(1)
 	return err
 }
+
+// Sent returns the number of frames that were sent.
+func (w *Wire) Sent() int64 { return w.sent.Load() }
 
 // Serve distributes the frames that arrive on in, until its end, for which it returns io.EOF, or an invalid frame. It
 // passes messages to handle, in their order, unless that is nil.
