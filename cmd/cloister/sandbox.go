@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -92,18 +93,24 @@ The environment contains only PATH, HOME, TMPDIR and the variables of --env and 
 
 func sandboxExecCommand() *cobra.Command {
 	var c environments.Command
-	var interactive bool
+	var interactive, asJSON bool
 	var env, passEnv []string
+	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use:   "exec [-it] [--env K=V]... [--workdir DIR] NAME -- COMMAND [ARG]...",
+		Use: "exec [-it] [--env K=V]... [--workdir DIR] [--timeout TIME] [--json] NAME -- COMMAND [ARG]...\n" +
+			"  cloister sandbox exec --session NAME -- SCRIPT [ARG]...",
 		Short: "Execute a command in a sandbox",
 		Long: `Exec executes a command in a running sandbox. Files and background processes remain for later commands; the working
-directory and changed variables do not. Piped stdin and signals are passed on. If this process is killed, the command is
-terminated.
+directory and changed variables do not, except with --session. Piped stdin and signals are passed on. If this process is
+killed, the command is terminated.
+
+With --session, SCRIPT is a script for bash, or sh if there is none. It begins with the working directory and exported
+variables with which the last one ended. One that is killed, replaces itself or sets a trap on EXIT leaves none.
 
 The exit code is that of the command; 128+N after signal N; 127 if the program was not found and 126 if it cannot be
-executed; 4 if the sandbox does not exist, 5 if it has ended, and 125 if Cloister failed.`,
+executed; 4 if the sandbox does not exist, 5 if it has ended, 6 after --timeout, and 125 if Cloister failed.`,
 		Example: `  cloister sandbox exec dev -- make test
+  cloister sandbox exec --session dev -- 'cd src && export CC=clang'
   cloister sandbox exec -it dev -- bash`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: completeSandboxes,
@@ -111,9 +118,23 @@ executed; 4 if the sandbox does not exist, 5 if it has ended, and 125 if Cloiste
 			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
 				return errors.New("write the name of a sandbox and, after --, a command")
 			}
+			switch {
+			case timeout < 0:
+				return fmt.Errorf("--timeout %v: write a positive time", timeout)
+			case asJSON && c.TTY:
+				return errors.New("--json needs the output, which --tty connects to this terminal: pass one of them")
+			case c.Session && c.Dir != "":
+				return errors.New("--session begins in the directory in which the last script ended: omit --workdir and write cd in the script")
+			}
 			var err error
-			if c.Env, err = localworker.Variables(env, passEnv); err != nil {
+			if c.Env, err = localworker.SandboxVariables(env, passEnv); err != nil {
 				return err
+			}
+			ctx := cmd.Context()
+			if timeout > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, timeout)
+				defer cancel()
 			}
 			c.Args, c.Stdout, c.Stderr = args[1:], os.Stdout, os.Stderr
 			if c.TTY {
@@ -124,8 +145,17 @@ executed; 4 if the sandbox does not exist, 5 if it has ended, and 125 if Cloiste
 				c.Stdin = os.Stdin
 			}
 			interrupt.IgnoreBrokenPipe()
-			code, err := environments.Exec(cmd.Context(), args[0], &c)
-			if err != nil {
+			var code int
+			if asJSON {
+				ran, err := environments.Capture(ctx, args[0], &c)
+				if err != nil {
+					return err
+				}
+				if err := render.JSON(cmd.OutOrStdout(), ran); err != nil {
+					return err
+				}
+				code = ran.ExitCode
+			} else if code, err = environments.Exec(ctx, args[0], &c); err != nil {
 				return err
 			}
 			if code != 0 {
@@ -135,6 +165,9 @@ executed; 4 if the sandbox does not exist, 5 if it has ended, and 125 if Cloiste
 		},
 	}
 	f := cmd.Flags()
+	f.BoolVar(&c.Session, "session", false, "run a shell script that continues the session of the last one")
+	f.DurationVar(&timeout, "timeout", 0, "time limit of the command (default: none)")
+	render.JSONFlag(f, &asJSON, "print a JSON object with the output", environments.Ran{})
 	f.BoolVarP(&interactive, "interactive", "i", false, "pass on stdin even if it is a terminal")
 	f.BoolVarP(&c.TTY, "tty", "t", false, "pseudo-terminal for the command, connected to this terminal")
 	f.StringArrayVar(&env, "env", nil, "environment variable, KEY=VALUE; repeatable")
@@ -243,8 +276,9 @@ func printSandboxes(out io.Writer, list []environments.State) error {
 }
 
 func sandboxLogsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "logs NAME",
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "logs NAME [--json]",
 		Short: "Print the log of a sandbox",
 		Long: `Logs prints a line for the creation of the sandbox, for each command with its exit code, and for its end. What the
 sandbox denied follows when it has ended. The output of commands is not logged.`,
@@ -252,46 +286,63 @@ sandbox denied follows when it has ended. The output of commands is not logged.`
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return environments.Logs(args[0], cmd.OutOrStdout())
+			lines, err := environments.Logs(args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return render.JSON(cmd.OutOrStdout(), lines)
+			}
+			for _, l := range lines {
+				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s  %s\n", l.Time.Format(time.RFC3339), l.Text); err != nil {
+					return err
+				}
+			}
+			return nil
 		},
 	}
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON list", []environments.LogLine{})
+	return cmd
 }
 
 func sandboxStopCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "stop NAME...",
+	return endingCommand(environments.Stop, &cobra.Command{
+		Use:   "stop NAME... [--json]",
 		Short: "End sandboxes and keep their logs",
 		Long: `Stop ends the commands of a sandbox, with SIGTERM and after three seconds with SIGKILL. Its files are in memory and are
 lost; the log remains until cloister sandbox rm. It does nothing to a sandbox that has ended.`,
-		Example:           `  cloister sandbox stop dev`,
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: completeSandboxes,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, name := range args {
-				if err := environments.Stop(cmd.Context(), name); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	}
+		Example: `  cloister sandbox stop dev`,
+	})
 }
 
 func sandboxRmCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "rm NAME...",
-		Short:             "End sandboxes and remove them",
-		Long:              `Rm stops a sandbox and removes its log.`,
-		Example:           `  cloister sandbox rm dev`,
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: completeSandboxes,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, name := range args {
-				if err := environments.Remove(cmd.Context(), name); err != nil {
-					return err
-				}
+	return endingCommand(environments.Remove, &cobra.Command{
+		Use:     "rm NAME... [--json]",
+		Short:   "End sandboxes and remove them",
+		Long:    `Rm stops a sandbox and removes its log.`,
+		Example: `  cloister sandbox rm dev`,
+	})
+}
+
+// endingCommand makes cmd the command that ends sandboxes.
+func endingCommand(end func(context.Context, string) (*environments.State, error), cmd *cobra.Command) *cobra.Command {
+	var asJSON bool
+	cmd.Args, cmd.ValidArgsFunction = cobra.MinimumNArgs(1), completeSandboxes
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ended := []*environments.State{}
+		var failed error
+		for _, name := range args {
+			s, err := end(cmd.Context(), name)
+			if failed = err; failed != nil {
+				break
 			}
-			return nil
-		},
+			ended = append(ended, s)
+		}
+		if asJSON && len(ended) > 0 {
+			failed = errors.Join(failed, render.JSON(cmd.OutOrStdout(), ended))
+		}
+		return failed
 	}
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON list of their last states", []environments.State{})
+	return cmd
 }

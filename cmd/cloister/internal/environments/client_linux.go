@@ -19,17 +19,6 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 )
 
-// A Command is executed in a sandbox.
-type Command struct {
-	Args []string
-	Env  []string // in addition to the sandbox's: KEY=VALUE
-	Dir  string   // "" is the sandbox's working directory
-	TTY  bool     // on a terminal of its own, connected to ours
-
-	Stdin          io.Reader // nil is an empty stdin
-	Stdout, Stderr *os.File
-}
-
 // forwarded are the signals that are passed on to the command.
 var forwarded = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
@@ -74,7 +63,8 @@ func Exec(ctx context.Context, name string, c *Command) (int, error) {
 	for i, f := range files {
 		fds[i] = int(f.Fd())
 	}
-	if err := send(conn, &request{Verb: "exec", Args: c.Args, Env: c.Env, Dir: c.Dir, Terminal: c.TTY}, fds...); err != nil {
+	r := request{Verb: "exec", Args: c.Args, Env: c.Env, Dir: c.Dir, Terminal: c.TTY, Session: c.Session}
+	if err := send(conn, &r, fds...); err != nil {
 		return 0, exit.New(exit.Unreachable, err)
 	}
 	go func() {
@@ -84,16 +74,19 @@ func Exec(ctx context.Context, name string, c *Command) (int, error) {
 			}
 		}
 	}()
-	var r reply
-	switch _, err := receive(conn, &r); {
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // the supervisor then ends the command
+	var end reply
+	switch _, err := receive(conn, &end); {
+	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return 0, exit.New(exit.Timeout, errors.New("the command has not ended within --timeout and is terminated"))
 	case err != nil:
 		return 0, exit.New(exit.Unreachable, fmt.Errorf("the supervisor of sandbox %s was killed: %w", name, err))
-	case r.Ended:
-		return 0, endedError(name, r.Error)
-	case r.Error != "":
-		return 0, exit.New(r.Code, errors.New(printableLines(r.Error)))
+	case end.Ended:
+		return 0, endedError(name, end.Error)
+	case end.Error != "":
+		return 0, exit.New(end.Code, errors.New(printableLines(end.Error)))
 	}
-	return r.Code, nil
+	return end.Code, nil
 }
 
 // streams returns the streams for the command: never a terminal or file of this host as its stdin.
@@ -120,27 +113,32 @@ func (c *Command) streams() (files []*os.File, done func(), err error) {
 	return []*os.File{r, c.Stdout, c.Stderr}, func() { r.Close() }, nil
 }
 
-// Stop ends a sandbox and waits for its end.
-func Stop(ctx context.Context, name string) error {
-	_, held, err := end(ctx, name)
-	if err != nil {
-		return err
-	}
-	held.Close()
-	return nil
-}
-
-// Remove ends a sandbox and removes its directory.
-func Remove(ctx context.Context, name string) error {
+// Stop ends a sandbox, waits for its end and returns its last state.
+func Stop(ctx context.Context, name string) (*State, error) {
 	dir, held, err := end(ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer held.Close()
-	if err := discard(dir); err != nil {
-		return exit.New(exit.Environment, err)
+	s, err := read(dir)
+	if err != nil {
+		return nil, exit.New(exit.Environment, err)
 	}
-	return nil
+	return s, nil
+}
+
+// Remove ends a sandbox, removes its directory and returns its last state.
+func Remove(ctx context.Context, name string) (*State, error) {
+	dir, held, err := end(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	s, err := read(dir)
+	if err := errors.Join(err, discard(dir)); err != nil {
+		return nil, exit.New(exit.Environment, err)
+	}
+	return s, nil
 }
 
 // stopPatience is longer than a supervisor takes to end.

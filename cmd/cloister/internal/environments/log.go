@@ -4,7 +4,6 @@ package environments
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,19 +61,27 @@ func (l *eventLog) command(args []string, code int, took time.Duration, err erro
 
 func (l *eventLog) close() { l.file.Close() }
 
-// Logs copies the log of a sandbox to w.
-func Logs(name string, w io.Writer) error {
+// A LogLine is a line of a sandbox's log. It is JSON for programs.
+type LogLine struct {
+	Time time.Time `json:"time"`
+	Text string    `json:"text"`
+}
+
+// Logs returns the log of a sandbox.
+func Logs(name string) ([]LogLine, error) {
 	dir, _, err := find(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	f, err := os.Open(filepath.Join(dir, logFile))
+	text, err := os.ReadFile(filepath.Join(dir, logFile))
 	if err != nil {
-		return exit.New(exit.Environment, err)
+		return nil, exit.New(exit.Environment, err)
 	}
-	defer f.Close()
-	if _, err := io.Copy(w, f); err != nil {
-		return exit.New(exit.Environment, err)
+	lines := []LogLine{}
+	for line := range strings.Lines(string(text)) {
+		at, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
+		when, _ := time.Parse(time.RFC3339, at) // add wrote it
+		lines = append(lines, LogLine{when, rest})
 	}
-	return nil
+	return lines, nil
 }

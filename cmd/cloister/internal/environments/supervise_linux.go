@@ -116,12 +116,15 @@ func (s *supervisor) start(ctx context.Context) (err error) {
 	}
 	s.task.SkipCacheLookup = true
 	if err := s.worker.Start(ctx, worker.Config{
-		Name: "sandbox-" + s.state.Name, MaxTimeout: c.Lifetime,
+		Name: "sandbox-" + s.state.Name, MaxTimeout: c.Lifetime, Toolchain: c.volumes,
 		LogBytes: 4 << 10, // of the agent; with another kernel its stdout carries the output of all commands
 	}); err != nil {
 		return err
 	}
 	s.state.Tier = s.worker.Features.Tier
+	if f := &s.worker.Features; len(c.volumes) > 0 && f.Kernel != "" && f.Backend != "gvisor" {
+		return exit.New(exit.Usage, fmt.Errorf("--volume with --sandbox %s: a virtual machine would see a copy; use --in or cloister sandbox cp", c.Sandbox.Tier))
+	}
 	s.env, err = environment.Start(ctx, &s.worker.Features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
 		t := *s.task
 		t.Stdin, t.Stdout, t.Stderr, t.Queued = std.Stdin, std.Stdout, std.Stderr, time.Now()
@@ -288,6 +291,9 @@ func (s *supervisor) exec(conn *net.UnixConn, r *request, files []*os.File) *rep
 	}()
 	started := time.Now()
 	spec := &sandbox.Spec{Args: r.Args, Env: r.Env, Dir: r.Dir, Grace: hangUpGrace}
+	if r.Session {
+		spec.Args = sessionArgs(r.Args, r.Env)
+	}
 	code, err := s.env.Exec(ctx, spec, std, signals)
 	s.log.command(r.Args, code, time.Since(started), err)
 	if errors.Is(err, environment.ErrEnded) {

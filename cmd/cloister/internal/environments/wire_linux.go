@@ -21,6 +21,7 @@ type request struct {
 	Env      []string `json:"env,omitempty"`
 	Dir      string   `json:"dir,omitempty"`
 	Terminal bool     `json:"terminal,omitempty"`
+	Session  bool     `json:"session,omitempty"`
 }
 
 // A reply ends a request.

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,6 +48,7 @@ type ActionFlags struct {
 	allow      []string
 	Args       []string
 	Program    string // a static program of this host, in ProgramDir among the inputs; "" for none
+	Lasting    bool   // the variables are those of a sandbox that outlives a command
 
 	onViolation string
 
@@ -206,7 +209,11 @@ func (r *ActionFlags) checkProperties() error {
 
 // checkVariables collects the variables of the flags and of the seed.
 func (r *ActionFlags) checkVariables() error {
-	vars, err := Variables(r.env, r.passEnv)
+	variables := actionVariables
+	if r.Lasting {
+		variables = SandboxVariables
+	}
+	vars, err := variables(r.env, r.passEnv)
 	if err != nil {
 		return err
 	}
@@ -222,8 +229,8 @@ func (r *ActionFlags) checkVariables() error {
 	return nil
 }
 
-// Variables returns the variables of --env and --pass-env as KEY=VALUE.
-func Variables(env, passEnv []string) ([]string, error) {
+// actionVariables returns the variables of --env and --pass-env as KEY=VALUE.
+func actionVariables(env, passEnv []string) ([]string, error) {
 	names := map[string]bool{}
 	for _, kv := range env {
 		k, _, ok := strings.Cut(kv, "=")
@@ -247,6 +254,46 @@ func Variables(env, passEnv []string) ([]string, error) {
 		vars = append(vars, k+"="+v)
 	}
 	return vars, nil
+}
+
+// SandboxVariables returns the variables of --env and --pass-env, sorted, for a sandbox that outlives a command and its
+// commands: unset variables are not passed on, and values that are passed on override those of --env. A secret is only
+// passed on, because a command line is visible to other users and stays in the shell's history.
+func SandboxVariables(env, passEnv []string) ([]string, error) {
+	vars := map[string]string{}
+	for _, kv := range env {
+		k, v, ok := strings.Cut(kv, "=")
+		switch {
+		case !ok || !variableName.MatchString(k):
+			return nil, fmt.Errorf("--env %q: write KEY=VALUE, where KEY consists of letters, digits and _", kv)
+		case slices.Contains(secrets, k) && !slices.Contains(passEnv, k):
+			return nil, fmt.Errorf("--env %s: a command line does not keep a secret; set %[1]s in this environment and write --pass-env %[1]s", k)
+		}
+		vars[k] = v
+	}
+	for _, k := range passEnv {
+		if !variableName.MatchString(k) {
+			return nil, fmt.Errorf("--pass-env %q: write the name of a variable, of letters, digits and _; --env KEY=VALUE sets a value", k)
+		}
+		if v, ok := os.LookupEnv(k); ok {
+			vars[k] = v
+		}
+	}
+	list := make([]string, 0, len(vars))
+	for _, k := range slices.Sorted(maps.Keys(vars)) {
+		list = append(list, k+"="+vars[k])
+	}
+	return list, nil
+}
+
+var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// secrets are variables whose values are secrets.
+var secrets = []string{
+	"ACTIONS_RUNTIME_TOKEN", "ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_CLIENT_SECRET",
+	"CARGO_REGISTRY_TOKEN", "CI_JOB_TOKEN", "DOCKER_AUTH_CONFIG", "GEMINI_API_KEY", "GH_TOKEN", "GITHUB_TOKEN", "GITLAB_TOKEN",
+	"HF_TOKEN", "MYSQL_PWD", "NODE_AUTH_TOKEN", "NPM_TOKEN", "OPENAI_API_KEY", "PGPASSWORD", "SSHPASS", "TWINE_PASSWORD",
+	"UV_PUBLISH_TOKEN", "VAULT_TOKEN",
 }
 
 // has reports whether the command has the variable.

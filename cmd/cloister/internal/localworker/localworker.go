@@ -92,8 +92,8 @@ func Open(box *confinement.Flags) (*Worker, error) {
 	return &w, nil
 }
 
-// Start probes the sandbox and makes the worker. It fills in the instances, backend, features, toolchain and policy of
-// config.
+// Start probes the sandbox and makes the worker. It fills in the instances, backend, features and policy of config, and
+// adds this host's toolchain to its own.
 func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	w.BackendConfig.Hidden = append(w.BackendConfig.Hidden, w.Dir)
 	w.backend = w.newBackend(w.BackendConfig)
@@ -112,7 +112,7 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	w.stager, _ = worker.NewStager(ctx, w.backend, tree.StagerConfig{Dir: w.Dir, Budget: mountedTrees})
 	config.Stager = w.stager
 	config.Instances, config.Policy, config.IgnoreImages = w.Store.Instance, w.policy, w.ignoreImages
-	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, toolchain
+	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, append(toolchain, config.Toolchain...)
 	config.AcceptGaps = true // who runs the command has chosen the sandbox
 	if w.images != nil {
 		config.Images, config.CacheUnpinned = w.images, w.imageRules.CacheUnpinned
