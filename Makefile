@@ -140,8 +140,8 @@ qemu: kernel ## test virtual machines on an emulated processor (10 minutes)
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./sandbox/environment -run '^TestEnvironment$$/^qemu$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^qemu-tcg$$'
 
-msb: kernel ## test the backend contract with a fake msb that boots QEMU (10 minutes)
-	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -run '^TestBackendWithMSB$$' ./sandbox/microvm
+msb: kernel ## test the backend contract with a fake msb that boots QEMU, and with msb where it and KVM are (10 minutes)
+	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -v -run '^TestBackendWith(Real)?MSB$$' ./sandbox/microvm
 
 rules: ## check the 132 rules of the API and print the results (ENDPOINT=HOST:PORT: another server)
 	@mkdir -p bin
