@@ -94,7 +94,7 @@ func (l *Local) imageOf(t *Task, req *request) (string, error) {
 	return image.Value, nil
 }
 
-// loadImage reads the tree of an image, and pulls the image again if the store has lost a part of it. Clients see the
+// loadImage reads the tree of an image, and pulls the image again if the store has lost part of it. Clients see the
 // pull if Images also has a method Progress, which returns the current pull of a pinned image, or nil.
 func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) error {
 	defer pulls.Begin(ctx, func() *cloisterpb.ImagePull {

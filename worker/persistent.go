@@ -119,7 +119,7 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 
 // addInputs adds the inputs that the request can name, relative to its working directory, and hashes the tools among
 // all inputs. It reports whether these identify the process: some input is a tool, and no argument that starts the
-// process names an input that is none. Tools are the inputs that the client marks. If it marks none, but gives a key,
+// process names another input. Tools are the inputs that the client marks. If it marks none, but gives a key,
 // they are the inputs that these arguments name, with all files in directories and runfiles. The key alone does not
 // identify the process, since it need not change when the tool's files do.
 func (w *workRequest) addInputs(req *request, hasKey bool, h hash.Hash) (identified bool) {

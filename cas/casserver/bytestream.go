@@ -205,7 +205,7 @@ func (o *responseWriter) release() {
 }
 
 // QueryWriteStatus reports that the upload of a present blob is complete, or how much of an interrupted upload is kept:
-// always 0 for compressed uploads. Unknown uploads are NOT_FOUND (rule 46). As for an upload, presence in an upstream
+// always 0 for compressed uploads. Unknown uploads are NOT_FOUND (rule 46). As with an upload, presence in an upstream
 // does not count, so the call does not wait for one.
 func (s *byteStream) QueryWriteStatus(
 	ctx context.Context, req *bspb.QueryWriteStatusRequest,

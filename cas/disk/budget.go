@@ -154,7 +154,7 @@ func (c *Cache) reserve(n, files int64) error {
 		if c.tryReserve(n, files) {
 			return nil
 		}
-		// Removing a segment frees nothing while Locations keep its data, until they keep as much as counts.
+		// Locations keep the data of removed segments, which counts up to maxHeld: until then, a removal frees nothing.
 		if held >= c.maxHeld() || c.segments.Held() <= held {
 			break
 		}

@@ -145,7 +145,7 @@ func (c *Cache) claim(isNew bool) error {
 		commit.Point("claimed")
 	}
 	for _, sub := range []string{"tmp", "segments", "files", "quarantine"} {
-		// Unlike Mkdir, it fails for a pipe, whose listing would wait for a writer.
+		// Unlike Mkdir, it fails for a pipe, which would block the listing until a writer opens it.
 		if err := os.MkdirAll(filepath.Join(c.dir, sub), 0o700); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// ignoreFileLimit makes writes beyond the limit of files fail until the test ends. It is not for a bubble.
+// ignoreFileLimit makes writes beyond the file size limit fail until the test ends. Not for synctest bubbles.
 func ignoreFileLimit(t *testing.T) {
 	signal.Ignore(syscall.SIGXFSZ)
 	t.Cleanup(func() { signal.Reset(syscall.SIGXFSZ) })

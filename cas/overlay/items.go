@@ -45,7 +45,7 @@ func (i *item) find(e entry) *item {
 	return i
 }
 
-// add adds i, unless t has an item with its entry, which add returns then.
+// add adds i, or returns the item of t that has the same entry.
 func (t *items) add(i *item) (old *item) {
 	first := t.byHash[i.hash]
 	if old = first.find(i.entry); old == nil {

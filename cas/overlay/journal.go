@@ -101,8 +101,8 @@ type pending struct {
 	delayed []*item // not in queue
 }
 
-// A batch is what one call of add has added. Writes are answered as soon as the journal has them; the set is brought up
-// to date when somebody needs it, which is usually the sender between two rounds.
+// A batch is what one call of add has added. Writes are answered as soon as the journal has them; the set is updated
+// when it is needed, usually by the sender between two rounds.
 type batch struct {
 	kind     kind
 	instance string
@@ -111,8 +111,7 @@ type batch struct {
 	at       uint64 // the clock
 }
 
-// maxWaiting is the number of digests in batches from which on calls of add index earlier batches. Some may have the
-// same digests.
+// maxWaiting is the number of digests in batches at which add indexes earlier batches. Batches may repeat digests.
 const maxWaiting = 1 << 17
 
 // recordBytes is a size in bytes that few records exceed.

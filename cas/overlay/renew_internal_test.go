@@ -43,7 +43,8 @@ func TestUsesBeyondTheQueueAreRenewedLater(t *testing.T) {
 	}
 }
 
-// TestRepeatedWritesAreBounded: while nobody takes entries, writing the same blobs again does not keep them again.
+// TestRepeatedWritesAreBounded checks that repeated writes of the same blobs do not accumulate
+// while nobody takes entries.
 func TestRepeatedWritesAreBounded(t *testing.T) {
 	p := must.Get(openPending(filepath.Join(t.TempDir(), "journal"), newUses(-1)))(t)
 	t.Cleanup(func() { must.Succeed(t, p.log.Close()) })

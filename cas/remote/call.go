@@ -21,8 +21,8 @@ const (
 	maxCalls = 64
 	// callTimeout is how long a call waits for progress by the server.
 	callTimeout = time.Minute
-	// doubtTime is the time without progress after which, and then in which interval, a waiting call has the server
-	// probed. It ends if the server does not answer the probe either.
+	// doubtTime is the time without progress after which a waiting call probes the server, and the interval of further
+	// probes. The call ends if the server does not answer the probe either.
 	doubtTime = 5 * time.Second
 	// probeTime is the timeout of these probes.
 	probeTime = 5 * time.Second

@@ -202,7 +202,7 @@ func TestRefusedProbeIsDenied(t *testing.T) {
 	}
 }
 
-// TestFrozenServer checks that calls to a server that stops to answer, also those that wait for the limit of concurrent
+// TestFrozenServer checks that calls to a server that stops answering, even those that wait for the limit of concurrent
 // calls, end when it does not answer a probe either, and that later ones fail at once.
 func TestFrozenServer(t *testing.T) {
 	inBubble(t, nil, false, func(t *testing.T, b *bubble) {

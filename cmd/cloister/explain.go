@@ -144,12 +144,12 @@ var backendCodes = [][3]string{
 	{
 		"namespace_probe_failed",
 		"a probe in namespaces did not run, or found less than runs are promised",
-		"cloister check --fix; the message has the cause",
+		"run cloister check --fix; the message has the cause",
 	},
 	{
 		"runsc_not_found",
 		"runsc, the program of gVisor, is neither at RUNSC_PATH nor in PATH",
-		"make gvisor builds it; set RUNSC_PATH to bin/runsc",
+		"build it with make gvisor, and set RUNSC_PATH to bin/runsc",
 	},
 	{
 		"runsc_not_executable",

@@ -60,7 +60,7 @@ func (c *compilation) requiredBy(backend string) string {
 	return ""
 }
 
-// backend records which backend the action requires. That needs no permission: the worker has one, or refuses.
+// backend records which backend the action requires. That needs no permission: a worker without it refuses.
 func (c *compilation) backend() error {
 	text, ok := c.asked["sandbox"]
 	if !ok {

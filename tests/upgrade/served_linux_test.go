@@ -78,8 +78,8 @@ func TestServeShowsRecordedStores(t *testing.T) {
 	}
 }
 
-// TestPipesDoNotBlockTheStart replaces each kind of file and directory in a store by a pipe, which nobody writes to or
-// reads: serve starts without the file, or ends and names it.
+// TestPipesDoNotBlockTheStart replaces each kind of file and directory in a store by a pipe without a reader or
+// writer: serve starts without the file, or ends and names it.
 func TestPipesDoNotBlockTheStart(t *testing.T) {
 	last := archiveOf(recordings[len(recordings)-1].name)
 	store, _ := unpack(t, last)

@@ -37,7 +37,7 @@ func withUpstream(t *testing.T, dir string, upstream *faulty.Store) (*overlay.Ov
 	}
 }
 
-// wantUnsent checks that a store with a full upstream does not take for sent what is not.
+// wantUnsent checks that a store with a full upstream does not treat unsent writes as sent.
 func wantUnsent(t *testing.T, dir string, want *Contents) {
 	t.Helper()
 	if want.Unsent == "" {

@@ -52,7 +52,7 @@ func (c *check) findWarm(ctx context.Context) error {
 	}
 	for len(b.controls) < 2 {
 		if len(b.controls) == 1 {
-			if err := c.pause(ctx, b.controls[0].Start); err != nil { // what is a time must not look constant
+			if err := c.pause(ctx, b.controls[0].Start); err != nil { // times must not look constant
 				return err
 			}
 		}

@@ -202,8 +202,8 @@ default_properties:
 	}
 }
 
-// TestRequiredSandboxHasNoException: without a worker that offers the required sandbox, the action is refused, whatever it
-// asks for itself, while an action's own property replaces a default.
+// TestRequiredSandboxHasNoException checks that an action is refused without a worker that offers the required sandbox,
+// whatever sandbox it requests, while an action's own property replaces a default.
 func TestRequiredSandboxHasNoException(t *testing.T) {
 	f := newFarm(t, time.Nanosecond, `version: 1
 sandboxes: [{require: gvisor, when: {instance: guests}}]

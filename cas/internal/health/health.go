@@ -48,9 +48,9 @@ type Check struct {
 	probed     chan struct{} // closed after the first probe
 
 	mu       sync.Mutex
-	up       bool          // guarded by mu; false before the first probe, too
+	up       bool          // guarded by mu; also false before the first probe
 	probing  bool          // guarded by mu; a background goroutine probes
-	settled  chan struct{} // guarded by mu; closed when the goroutine that was started last has made its first probe
+	settled  chan struct{} // guarded by mu; closed after the first probe of the latest goroutine
 	err      error         // guarded by mu; the last failure, if the upstream is down
 	since    time.Time     // guarded by mu; when the failures began
 	failures int           // guarded by mu; consecutive failed calls
@@ -176,8 +176,8 @@ func (h *Check) setUp() {
 	h.up, h.err = true, nil
 }
 
-// Doubt is for a call that has waited too long: it probes the upstream, unless it is known to be down, and returns Err or
-// the error of ctx. Concurrent calls share a probe.
+// Doubt probes the upstream for a call that has waited too long, unless the upstream is known to be down. It returns
+// Err or the error of ctx. Concurrent calls share a probe.
 func (h *Check) Doubt(ctx context.Context) error {
 	h.mu.Lock()
 	down := h.err != nil

@@ -18,7 +18,7 @@ type backend struct {
 }
 
 // New returns a backend that has the features f on another operating system, with a mechanism of this name. Its methods
-// return sandbox.ErrUnsupported; its own Features keep the checks of f, which tell what the mechanism lacks.
+// return sandbox.ErrUnsupported; its own Features keep the checks of f, which report what the mechanism lacks.
 func New(f *sandbox.Features, mechanism string) sandbox.Backend {
 	missing := sandbox.Check{Name: mechanism, Detail: "this system is " + runtime.GOOS, Required: true}
 	return &backend{

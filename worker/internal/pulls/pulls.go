@@ -10,7 +10,7 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 )
 
-// A State returns the present state of a pull, or nil while the image is not being pulled. It is safe for concurrent
+// A State returns the current state of a pull, or nil while the image is not being pulled. It is safe for concurrent
 // use.
 type State func() *cloisterpb.ImagePull
 

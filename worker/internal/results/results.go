@@ -18,7 +18,7 @@ const (
 	NoImage       = "none"
 )
 
-// A Refusal returns why a result that the action cache of an instance has is not to be served, or "". It is called
+// A Refusal returns why a cached result of an instance must not be served, or "". It is called
 // concurrently, with the context of the lookup.
 type Refusal = func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) string
 

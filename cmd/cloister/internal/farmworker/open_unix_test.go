@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestStoreIDDoesNotWaitForPipe in place of the file.
+// TestStoreIDDoesNotWaitForPipe checks that a pipe in place of the file is an error.
 func TestStoreIDDoesNotWaitForPipe(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, syscall.Mkfifo(filepath.Join(dir, "worker.id"), 0o600))

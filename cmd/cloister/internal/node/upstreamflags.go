@@ -121,8 +121,8 @@ func (f *UpstreamFlags) openBucket(ctx context.Context, u *upstream, log *slog.L
 	return nil
 }
 
-// started returns the error with which this node does not start after the first check of its upstream, or nil. It may
-// start without an answer if maySilent.
+// started returns the error with which this node does not start after the first check of its upstream, or nil. If
+// maySilent, it may start without an answer.
 func (f *UpstreamFlags) started(flag string, err error, maySilent bool) error {
 	switch {
 	case err == nil, unanswered(err) && maySilent:
