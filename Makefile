@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording pictures repro test corpus test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak scale grow store neighbours golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu msb
+	soak scale grow store neighbours cost golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu msb
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -90,6 +90,9 @@ escape: ## run hostile programs and print the guarantees (SOAK=10000: among as m
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 30m -v -run '$(ATTACKS)' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
+
+cost: ## measure a run in namespaces, in gVisor and in an emulated machine (after make gvisor kernel; 10 minutes)
+	CLOISTER_REQUIRE=qemu $(GO) test -run '^$$' -bench '^BenchmarkBackends$$' -benchtime 50x -timeout 30m ./tests/escape
 
 neighbours: ## measure a compile beside actions that take as much as they can (4 minutes on an idle machine)
 	@mkdir -p bin
@@ -202,8 +205,8 @@ golden: ## rewrite the expected outputs in testdata; review the diff before you 
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
 	$(GO) test ./sandbox/policy ./sandbox/internal/seccomp ./worker/repro/manifest ./worker/access -update
 
-reference: ## rewrite the command reference, man pages, codes and schemas of JSON output
-	$(GO) test ./cmd/cloister -run 'IsCurrent$$|AreCurrent$$' -update
+reference: ## rewrite the command reference, man pages, codes, schemas of JSON output and the table of attacks
+	$(GO) test ./cmd/cloister ./tests/escape -run 'IsCurrent$$|AreCurrent$$' -update
 
 build-files: ## rewrite Bazel's build files of Go packages
 	$(TOOL) gazelle update -external=static

@@ -48,19 +48,3 @@ func TestBackend(t *testing.T) {
 	needStatic(t)
 	sandboxtest.TestBackend(t, func() sandbox.Backend { return gvisor.New() })
 }
-
-// BenchmarkTrue measures a run that does nothing.
-func BenchmarkTrue(b *testing.B) {
-	backend := gvisor.New()
-	defer backend.Close()
-	if _, err := backend.Probe(b.Context()); err != nil {
-		sandboxtest.Unavailable(b, "gvisor", err)
-	}
-	s := spec("")
-	s.Args = []string{"/bin/true"}
-	for b.Loop() {
-		if res, err := backend.Run(b.Context(), s, sandbox.Stdio{}); err != nil || res.ExitCode != 0 {
-			b.Fatalf("got %+v, %v", res, err)
-		}
-	}
-}

@@ -322,15 +322,3 @@ func TestMissingProgramsAreExplained(t *testing.T) {
 		must.Succeed(t, b.Close())
 	}
 }
-
-// BenchmarkTrue measures a run that does nothing in a machine that is kept.
-func BenchmarkTrue(b *testing.B) {
-	backend := backend(b)
-	s := spec("")
-	s.Args = []string{"/bin/true"}
-	for b.Loop() {
-		if res, err := backend.Run(b.Context(), s, sandbox.Stdio{}); err != nil || res.ExitCode != 0 {
-			b.Fatalf("got %+v, %v", res, err)
-		}
-	}
-}

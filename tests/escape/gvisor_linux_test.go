@@ -21,15 +21,19 @@ var ownKernel = map[string]string{
 	"route":    "gVisor lacks the call with which the attack begins",
 }
 
-// TestEscapesFromGVisor runs every attack in gVisor, with all of its layers.
-func TestEscapesFromGVisor(t *testing.T) {
-	w := newFixture(t)
-	// What make gvisor builds, unless somebody chose another.
+// useRunsc selects what make gvisor builds, unless somebody chose another.
+func useRunsc(t testing.TB) {
 	if built, err := filepath.Abs("../../bin/runsc"); err == nil && os.Getenv("RUNSC_PATH") == "" {
 		if _, err := os.Stat(built); err == nil {
 			t.Setenv("RUNSC_PATH", built)
 		}
 	}
+}
+
+// TestEscapesFromGVisor runs every attack in gVisor, with all of its layers.
+func TestEscapesFromGVisor(t *testing.T) {
+	w := newFixture(t)
+	useRunsc(t)
 	b := gvisor.New()
 	t.Cleanup(func() { b.Close() })
 	f, err := b.Probe(t.Context())
