@@ -143,7 +143,7 @@ func guarantees(w *fixture) []guarantee {
 			attack: []string{"links", w.secret}, outputs: linksLeadNowhere, reason: "this tests the worker, not a layer",
 		},
 		{
-			name: "swap", promise: "Nor do outputs that become links while the run ends.",
+			name: "swap", promise: "Outputs that become links while the run ends do not lead the worker out of them either.",
 			attack: []string{"swap", w.secret, w.mark}, outputs: func(out *os.Root) error { return swapsLeadNowhere(out, w.secret) },
 			check: noSurvivors, reason: "this tests the worker, not a layer",
 		},
