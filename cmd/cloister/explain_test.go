@@ -20,7 +20,8 @@ import (
 func TestCodesAreExplained(t *testing.T) {
 	missing := map[string]string{"0": "exit code"}
 	for _, file := range []struct{ path, prefix, kind string }{
-		{"../../sandbox/event.go", "Event", "event"}, {"../internal/exit/exit.go", "", "exit code"},
+		{"../../sandbox/event.go", "Event", "event"},
+		{"../internal/exit/exit.go", "", "exit code"},
 		{"../../sandbox/internal/preflight/preflight.go", "", "reason"},
 	} {
 		f := must.Get(parser.ParseFile(token.NewFileSet(), file.path, nil, 0))(t)

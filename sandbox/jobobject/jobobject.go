@@ -28,8 +28,10 @@ func features() sandbox.Features {
 		Limits: append([]sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU, sandbox.LimitProcesses}, placement.Limits...),
 		Audits: []sandbox.Audit{sandbox.AuditOff},
 		Lower:  true, SameUser: true,
-		Gaps: []string{"reading and changing the files of this user", "reaching the network", "attacks on the worker's process",
-			"processes that it starts through another process or a service"},
+		Gaps: []string{
+			"reading and changing the files of this user", "reaching the network", "attacks on the worker's process",
+			"processes that it starts through another process or a service",
+		},
 		Checks: []sandbox.Check{
 			{Name: "files", Detail: "not confined: runs read and write what this user may; a run that changes its inputs has no result"},
 			{Name: "network", Detail: "not confined: runs reach every network; an action that may not use loopback is refused"},

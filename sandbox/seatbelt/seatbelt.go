@@ -32,8 +32,10 @@ func features() sandbox.Features {
 		Limits:        append([]sandbox.Limit{sandbox.LimitOpenFiles}, placement.Limits...),
 		Audits:        []sandbox.Audit{sandbox.AuditOff},
 		ListenControl: true, Lower: true, SameUser: true,
-		Gaps: []string{"services on the loopback interface of this host", "processes that leave the process group of their run",
-			"which other processes exist"},
+		Gaps: []string{
+			"services on the loopback interface of this host", "processes that leave the process group of their run",
+			"which other processes exist",
+		},
 		Checks: []sandbox.Check{
 			{Name: "private loopback", Detail: "loopback, if the policy grants it, is that of this host, with its services"},
 			{Name: "private paths", Detail: "runs see the paths of this host"},
