@@ -5,7 +5,6 @@ package overlay
 import (
 	"cmp"
 	"context"
-	"errors"
 
 	"github.com/cloister-build/cloister/cas"
 )
@@ -154,15 +153,17 @@ func (s *splicer) fetchChunks(ctx context.Context, chunks []cas.Digest) error {
 		return err
 	}
 	if s.o.config.Policy == WriteBack {
-		_, err = query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
+		var nowhere []cas.Digest
+		nowhere, err = query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
 			return s.upstream.Store.Missing(ctx, absent)
 		})
+		absent = without(absent, setOf(nowhere))
 	}
 	if err == nil {
 		own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
 		err = cmp.Or(ctx.Err(), own, others)
 	}
-	if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == WriteBack {
+	if s.o.unusable(s.name, err) && s.o.config.Policy == WriteBack {
 		s.o.count(func(st *Stats) { st.Unanswered++ })
 		return nil
 	}

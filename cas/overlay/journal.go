@@ -213,6 +213,9 @@ func (e entry) bytes() int64 {
 
 // add adds entries. If it returns nil, they survive the end of the process. It keeps ds.
 func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
+	if len(ds) == 0 {
+		return nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := batch{kind: kind, instance: instance, digests: ds, since: time.Now()}
@@ -225,7 +228,7 @@ func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
 	p.batches, p.waiting = append(p.batches, b), p.waiting+len(ds)
 	for p.waiting > maxWaiting {
 		p.indexBatch(p.batches[0])
-		p.batches = p.batches[1:]
+		p.batches[0], p.batches = batch{}, p.batches[1:]
 	}
 	p.changed.Broadcast()
 	return nil

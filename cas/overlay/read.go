@@ -83,7 +83,7 @@ func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 		found, err := query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
 			return s.upstream.Store.Missing(ctx, absent)
 		})
-		if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == WriteBack {
+		if s.o.unusable(s.name, err) && s.o.config.Policy == WriteBack {
 			s.o.count(func(st *Stats) { st.Unanswered++ })
 			found = absent
 		} else if err != nil {

@@ -84,18 +84,20 @@ func (o *Overlay) queueResults() error {
 	for k := range u.results {
 		byInstance[k.instance] = append(byInstance[k.instance], k.digest)
 	}
+	clear(u.results)
 	u.mu.Unlock()
+	var failed error
 	for instance, actions := range byInstance {
 		if err := o.pending.add(result, instance, actions...); err != nil {
-			return err
+			failed = err
+			u.mu.Lock()
+			for _, d := range actions {
+				addSuspect(u.results, key{instance, d})
+			}
+			u.mu.Unlock()
 		}
-		u.mu.Lock()
-		for _, d := range actions {
-			delete(u.results, key{instance, d})
-		}
-		u.mu.Unlock()
 	}
-	return nil
+	return failed
 }
 
 // readable records that ds were read from the upstream, or were put again.

@@ -200,6 +200,50 @@ func TestUnsentListHasLimit(t *testing.T) {
 	}
 }
 
+// A deniedStore refuses the credentials of every call, and knows it.
+type deniedStore struct{ *faulty.Store }
+
+func (deniedStore) Err() error { return fmt.Errorf("server: %w since noon", cas.ErrDenied) }
+
+// TestDeniedUpstreamLosesNothing checks that with WriteBack, an upstream that refuses our credentials is like one that
+// is down: queries do not fail, and results wait for longer than those that are refused individually.
+func TestDeniedUpstreamLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, memory := castest.NewMemory(), castest.NewMemory()
+		upstream := faulty.New(memory, memory)
+		denied := []faulty.Op{faulty.Open, faulty.Put, faulty.PutAll, faulty.Missing, faulty.Lookup, faulty.Record}
+		upstream.Fail(cas.ErrDenied, denied...)
+		o := open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(deniedStore{upstream}, upstream), Policy: overlay.WriteBack,
+		})
+		in := instance(t, o)
+		_, d := put(t, in.Store, 1, 100)
+		_, absent := castest.Blob(2, 100)
+		action := cas.SHA256.Sum([]byte("a"))
+		must.Succeed(t, in.Actions.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3}))
+		wantMissing(t, "denied", in.Store, []cas.Digest{d, absent}, []cas.Digest{absent})
+		time.Sleep(72 * time.Hour)
+		upstream.Heal()
+		must.Succeed(t, o.Close(t.Context()))
+		expect.That(t, has(t, memory, d), "the blob was not sent")
+		expect.Equal(t, must.Get(memory.Lookup(t.Context(), action))(t).ExitCode, 3, "exit code of the sent result")
+	})
+}
+
+// TestFailedBatchEndsClose checks that Close does not wait for a batch of which no blob was stored.
+func TestFailedBatchEndsClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		_, d := castest.Blob(1, 100)
+		for _, err := range p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: []byte("other")}}) {
+			expect.Error(t, err, cas.ErrMismatch)
+		}
+		start := time.Now()
+		must.Succeed(t, p.Close(t.Context()))
+		expect.Equal(t, time.Since(start), 0, "time to close")
+	})
+}
+
 // A downStore knows that it is down.
 type downStore struct{ cas.Store }
 

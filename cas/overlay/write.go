@@ -67,6 +67,20 @@ func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 // while the upstream is known to be down, and otherwise nil.
 type healthChecker interface{ Err() error }
 
+// unusable reports whether err, of a call of the upstream, says nothing about a blob or result: the upstream does not
+// answer, or is known to be down, which includes that it refuses our credentials.
+func (o *Overlay) unusable(instance string, err error) bool {
+	if err == nil || errors.Is(err, cas.ErrUnavailable) {
+		return err != nil
+	}
+	s, failed := o.store(instance)
+	if failed != nil {
+		return false
+	}
+	h, ok := cas.As[healthChecker](s.upstream.Store)
+	return ok && h.Err() != nil
+}
+
 // putLarge is Put with WriteThrough for a blob that does not fit into memory. The upstream gets it from the local
 // store, since the client may be slow or pause: meanwhile, the blob is unsent, and thus missing.
 func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {

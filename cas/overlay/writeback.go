@@ -167,7 +167,7 @@ func (r *round) ended(e entry, err error) {
 		r.o.warn("the upstream does not record results", "err", err)
 		r.refused++
 		r.done = append(r.done, e)
-	case errors.Is(err, cas.ErrUnavailable):
+	case r.o.unusable(e.instance, err):
 		r.unavailable = err
 		r.retry = append(r.retry, e)
 	case e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):

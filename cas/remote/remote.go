@@ -146,7 +146,7 @@ func connect(address string, options []grpc.DialOption) (*Client, error) {
 		return nil, fmt.Errorf("%+.256q: %w", shown, err)
 	}
 	c.health = health.New(health.Config{
-		Name: "server at " + c.target, Probe: c.negotiate, Timeout: probeTime, Failure: unanswered,
+		Name: "server at " + c.target, Probe: c.negotiate, Failure: unanswered,
 	})
 	c.conn, err = grpc.NewClient(u.Host, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),

@@ -17,7 +17,7 @@ import (
 
 const (
 	maxFailures = 5                // consecutive failed calls, each with all attempts, after which the upstream is down
-	probeTime   = 10 * time.Second // default timeout of a background probe
+	probeTime   = 10 * time.Second // timeout of a background probe; behind much traffic it takes a while
 	probePause  = 2 * time.Second  // average time between background probes; the jitter is a fifth
 	// minWait is the minimum time that a caller must have waited for a cancelled call to count as a failure of the
 	// upstream. The deadlines of many callers are shorter than the timeout of a call.
@@ -30,8 +30,6 @@ type Config struct {
 	Name string
 	// Probe makes one call that a healthy upstream answers. A cas.ErrDenied means that it refuses our credentials.
 	Probe func(ctx context.Context) error
-	// Timeout is that of a background probe; 0 means 10 seconds.
-	Timeout time.Duration
 	// Down returns why an error of Probe means that the upstream is down, or nil if it does not. If Down is nil, every
 	// error does.
 	Down func(err error) error
@@ -61,9 +59,6 @@ type Check struct {
 
 // New returns a Check of an upstream that was not probed yet. Call Start or Probe next.
 func New(c Config) *Check {
-	if c.Timeout <= 0 {
-		c.Timeout = probeTime
-	}
 	h := &Check{config: c, probed: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
@@ -87,7 +82,7 @@ func (h *Check) startLocked(pause time.Duration) {
 	h.probing, h.settled = true, make(chan struct{})
 	h.background.Go(func() {
 		for h.sleep(pause) {
-			ctx, cancel := context.WithTimeout(h.ctx, h.config.Timeout)
+			ctx, cancel := context.WithTimeout(h.ctx, probeTime)
 			err := h.probe(ctx, true)
 			cancel()
 			if err == nil {
