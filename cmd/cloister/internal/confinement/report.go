@@ -90,8 +90,13 @@ func codeOf(err error) string {
 
 // tiers are the values of --sandbox that select a backend each, and the name of that backend.
 var tiers = []struct{ tier, backend string }{
-	{"full", "namespace"}, {gVisor, gVisor}, {qemuKVM, qemuKVM}, {qemuTCG, qemuTCG}, {microVM, microVM},
-	{seatbelt.Name, seatbelt.Name}, {jobobject.Name, jobobject.Name},
+	{"full", "namespace"},
+	{gVisor, gVisor},
+	{qemuKVM, qemuKVM},
+	{qemuTCG, qemuTCG},
+	{microVM, microVM},
+	{seatbelt.Name, seatbelt.Name},
+	{jobobject.Name, jobobject.Name},
 }
 
 // Others returns a check for each backend that --sandbox does not select: what it enforces here. Only emulated machines,
