@@ -128,10 +128,13 @@ func (w *workRequest) addInputs(req *request, hasKey bool, h hash.Hash) (identif
 		marked = marked || f.Tool
 	}
 	for _, a := range w.startup {
+		if !marked && strings.ContainsAny(a, " \t\n") {
+			return false // a script, which may name anything
+		}
 		for _, name := range strings.FieldsFunc(a, func(c rune) bool { return strings.ContainsRune("=:,", c) }) {
 			names[path.Clean(name)] = true
-			if kind, ok := req.Input.Lookup(path.Join(dir, name)); ok && kind == tree.Symlink && !marked {
-				return false // its target is not named
+			if !marked && (strings.HasPrefix(path.Clean(name)+"/", ExecRoot+"/") || followsLink(req.Input, path.Join(dir, name))) {
+				return false // inputs with other names
 			}
 		}
 	}
@@ -153,6 +156,16 @@ func (w *workRequest) addInputs(req *request, hasKey bool, h hash.Hash) (identif
 		w.Inputs = append(w.Inputs, persistent.Input{Path: p, Digest: f.Digest})
 	}
 	return identified
+}
+
+// followsLink reports whether p or a directory of it is a symbolic link among the inputs.
+func followsLink(in *tree.Input, p string) bool {
+	for ; p != "." && p != "/"; p = path.Dir(p) {
+		if kind, ok := in.Lookup(p); ok && kind == tree.Symlink {
+			return true
+		}
+	}
+	return false
 }
 
 // namedFiles are the paths that a command line names.

@@ -251,6 +251,11 @@ func TestPersistentWorkerByKey(t *testing.T) {
 	link := *b
 	link.args, link.linked = []string{"/usr/bin/python3", "-B", "compiler.py", "--config=link", "@flags"}, true
 	expect.Equal(t, link.compile("count\n").request, 0, "an argument that names a link")
+	for _, argument := range []string{"--config=" + ExecRoot + "/compiler.py", "cat compiler.py"} {
+		other := *b
+		other.args = []string{"/usr/bin/python3", "-B", "compiler.py", argument, "@flags"}
+		expect.Equal(t, other.compile("count\n").request, 0, "argument %q", argument)
+	}
 	b.good(b.compile("count\n"), 3)
 }
 
