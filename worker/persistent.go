@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"runtime"
@@ -119,24 +120,17 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 
 // addInputs adds the inputs that the request can name, relative to its working directory, and hashes the tools among
 // all inputs. It reports whether these identify the process: some input is a tool, and no argument that starts the
-// process names another input. Tools are the inputs that the client marks. If it marks none, but gives a key,
-// they are the inputs that these arguments name, with all files in directories and runfiles. The key alone does not
-// identify the process, since it need not change when the tool's files do.
+// process names another input. Tools are the inputs that the client marks. If it marks none, but gives a key, they are
+// those that the arguments name, with all files in directories and runfiles. The key alone does not identify the process, since it need not change when the tool's
+// files do.
 func (w *workRequest) addInputs(req *request, hasKey bool, h hash.Hash) (identified bool) {
-	marked, dir, names := false, req.Command.WorkingDirectory, namedFiles{}
-	for f := range req.Input.AllFiles() {
-		marked = marked || f.Tool
-	}
-	for _, a := range w.startup {
-		if !marked && strings.ContainsAny(a, " \t\n") {
-			return false // a script, which may name anything
+	dir := req.Command.WorkingDirectory
+	isTool, names := func(f *tree.InputFile, _ string) bool { return f.Tool }, w.names()
+	if !hasTools(req.Input) {
+		if !hasKey || !names.addDirectories(req.Input, dir) {
+			return false
 		}
-		for _, name := range strings.FieldsFunc(a, func(c rune) bool { return strings.ContainsRune("=:,", c) }) {
-			names[path.Clean(name)] = true
-			if !marked && (strings.HasPrefix(path.Clean(name)+"/", ExecRoot+"/") || followsLink(req.Input, path.Join(dir, name))) {
-				return false // inputs with other names
-			}
-		}
+		isTool = func(_ *tree.InputFile, p string) bool { return names.cover(p) }
 	}
 	for f := range req.Input.AllFiles() {
 		p := f.Path
@@ -147,9 +141,14 @@ func (w *workRequest) addInputs(req *request, hasKey bool, h hash.Hash) (identif
 			}
 		}
 		switch {
-		case f.Tool, hasKey && !marked && names.cover(p):
+		case isTool(&f, p):
+			if f.Symlink {
+				return false // its target may be no tool
+			}
 			identified = true
 			fmt.Fprintf(h, "tool %q %s\n", f.Path, f.Digest)
+		case f.Symlink:
+			continue
 		case names[p]:
 			return false
 		}
@@ -158,10 +157,10 @@ func (w *workRequest) addInputs(req *request, hasKey bool, h hash.Hash) (identif
 	return identified
 }
 
-// followsLink reports whether p or a directory of it is a symbolic link among the inputs.
-func followsLink(in *tree.Input, p string) bool {
-	for ; p != "." && p != "/"; p = path.Dir(p) {
-		if kind, ok := in.Lookup(p); ok && kind == tree.Symlink {
+// hasTools reports whether the client marks tools among the inputs.
+func hasTools(in *tree.Input) bool {
+	for f := range in.AllFiles() {
+		if f.Tool {
 			return true
 		}
 	}
@@ -170,6 +169,43 @@ func followsLink(in *tree.Input, p string) bool {
 
 // namedFiles are the paths that a command line names.
 type namedFiles map[string]bool
+
+// names returns the paths that the arguments name with which the process starts.
+func (w *workRequest) names() namedFiles {
+	names := namedFiles{}
+	for _, a := range w.startup {
+		for _, name := range strings.FieldsFunc(a, func(c rune) bool { return strings.ContainsRune("=:,", c) }) {
+			names[path.Clean(name)] = true
+		}
+	}
+	return names
+}
+
+// addDirectories adds the directories of named files, from which tools load others, except the working directory. It
+// returns false if names may mean inputs that have other paths: the working directory or those above it, an absolute name
+// below the input root, one that follows a symlink, or one with white space, which may be a script.
+func (n namedFiles) addDirectories(in *tree.Input, dir string) bool {
+	for name := range maps.Clone(n) {
+		p := path.Join(dir, name)
+		if strings.Trim(name, "./") == "" || strings.ContainsAny(name, " \t\n") || strings.HasPrefix(name+"/", ExecRoot+"/") || followsLink(in, p) {
+			return false
+		}
+		if kind, ok := in.Lookup(p); ok && kind == tree.File && path.Dir(name) != "." {
+			n[path.Dir(name)] = true
+		}
+	}
+	return true
+}
+
+// followsLink reports whether p or a directory of it is a symlink among the inputs.
+func followsLink(in *tree.Input, p string) bool {
+	for ; p != "." && p != "/"; p = path.Dir(p) {
+		if kind, ok := in.Lookup(p); ok && kind == tree.Symlink {
+			return true
+		}
+	}
+	return false
+}
 
 // cover reports whether a path, a directory of it, or the program whose runfiles contain it is named.
 func (n namedFiles) cover(p string) bool {

@@ -38,7 +38,7 @@ type toolBench struct {
 	args      []string
 	unmarked  bool   // no input is marked as a tool
 	runfile   string // content of a file in the tool's runfiles, or ""
-	linked    bool   // the inputs have a symlink
+	link      string // directory that has a symlink, "." or the runfiles, or ""
 }
 
 // newToolBench returns one with a policy that permits persistent workers, or one without.
@@ -66,6 +66,9 @@ type compiled struct {
 	request int // see manifest.Volatile
 }
 
+// runfiles is the directory of the tool's runfiles.
+const runfiles = "compiler.py.runfiles"
+
 // compiles stores an action with a source file, whose lines are commands of the compiler, and further inputs, whose
 // names sort before main.
 func (b *toolBench) compiles(source string, more ...string) cas.Digest {
@@ -88,9 +91,12 @@ func (b *toolBench) compiles(source string, more ...string) cas.Digest {
 	}
 	if b.runfile != "" {
 		library := &repb.Directory{Files: []*repb.FileNode{{Name: "library", Digest: b.blob([]byte(b.runfile))}}}
-		root.Directories = slices.Insert(root.Directories, 0, &repb.DirectoryNode{Name: "compiler.py.runfiles", Digest: b.message(library)})
+		if b.link == runfiles {
+			library.Symlinks = []*repb.SymlinkNode{{Name: "link", Target: "../src/main"}}
+		}
+		root.Directories = slices.Insert(root.Directories, 0, &repb.DirectoryNode{Name: runfiles, Digest: b.message(library)})
 	}
-	if b.linked {
+	if b.link == "." {
 		root.Symlinks = []*repb.SymlinkNode{{Name: "link", Target: "src/main"}}
 	}
 	return b.command(root, &repb.Command{
@@ -244,17 +250,22 @@ func TestPersistentWorkerByKey(t *testing.T) {
 		expect.Equal(t, other.compile("count\n").request, 1, "%s", what)
 		expect.Equal(t, other.compile("count\n").request, 2, "%s, again", what)
 	}
-	sources := *b
-	sources.args = []string{"/usr/bin/python3", "-B", "compiler.py", "--root=src", "@flags"}
-	expect.Equal(t, sources.compile("count\n", "a").request, 1, "a directory of tools")
-	expect.Equal(t, sources.compile("count\n", "b").request, 1, "a directory of tools that has changed")
-	link := *b
-	link.args, link.linked = []string{"/usr/bin/python3", "-B", "compiler.py", "--config=link", "@flags"}, true
-	expect.Equal(t, link.compile("count\n").request, 0, "an argument that names a link")
-	for _, argument := range []string{"--config=" + ExecRoot + "/compiler.py", "cat compiler.py"} {
+	for _, argument := range []string{"--root=src", "--module=src/main"} {
+		sources := *b
+		sources.args = []string{"/usr/bin/python3", "-B", "compiler.py", argument, "@flags"}
+		expect.Equal(t, sources.compile("count\n", "a").request, 1, "%s, a directory of tools", argument)
+		expect.Equal(t, sources.compile("count\n", "b").request, 1, "%s, a directory of tools that has changed", argument)
+	}
+	for what, cold := range map[string]struct{ argument, link string }{
+		"a link is named":                {"--config=link", "."},
+		"a link is among the runfiles":   {"-v", runfiles},
+		"the name is absolute":           {"--config=" + ExecRoot + "/compiler.py", ""},
+		"the working directory is named": {"--path=.", ""},
+		"the argument is a script":       {"cat compiler.py", ""},
+	} {
 		other := *b
-		other.args = []string{"/usr/bin/python3", "-B", "compiler.py", argument, "@flags"}
-		expect.Equal(t, other.compile("count\n").request, 0, "argument %q", argument)
+		other.args, other.link = []string{"/usr/bin/python3", "-B", "compiler.py", cold.argument, "@flags"}, cold.link
+		expect.Equal(t, other.compile("count\n").request, 0, "%s", what)
 	}
 	b.good(b.compile("count\n"), 3)
 }

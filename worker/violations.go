@@ -163,9 +163,9 @@ func (l *Local) addViolations(t *Task, req *request, box *confined, s *staged, r
 	c.Violations = r.violations(box, undeclared, more)
 	l.audit(t, c.Violations)
 	if box.spec.Audit == sandbox.AuditFull {
-		for p := range req.Input.FilePaths() {
-			if _, ok := slices.BinarySearch(r.Opened, path.Join(box.root, p)); !ok {
-				c.unread = append(c.unread, p)
+		for f := range req.Input.AllFiles() {
+			if _, ok := slices.BinarySearch(r.Opened, path.Join(box.root, f.Path)); !ok && !f.Symlink {
+				c.unread = append(c.unread, f.Path)
 			}
 		}
 	}

@@ -105,7 +105,7 @@ func TestCacheReadsOnlyWhatChanged(t *testing.T) {
 	got, want := loaded(t, c, in, second), load(t, s.memory, forest(func(i int) int { return 1 - min(1, i%10) }, 100))
 	s.want(t, 0, 0)
 	if got.Digest() != want.Digest() || got.Files() != 200 || got.Bytes() != want.Bytes() ||
-		!slices.Equal(slices.Collect(got.FilePaths()), slices.Collect(want.FilePaths())) {
+		!slices.Equal(slices.Collect(got.AllFiles()), slices.Collect(want.AllFiles())) {
 		t.Errorf("from the cache: got %v with %d files of %d bytes", got.Digest(), got.Files(), got.Bytes())
 	}
 	loaded(t, c, in, first)

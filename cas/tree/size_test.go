@@ -3,6 +3,7 @@
 package tree_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -78,12 +79,16 @@ func TestSizeEstimateIsWhatStageTakes(t *testing.T) {
 	}
 }
 
-func TestFilePathsAreOfTheExpandedTree(t *testing.T) {
+func TestAllFilesAreOfTheExpandedTree(t *testing.T) {
 	in := load(t, castest.NewMemory(), parse(t, "a/f = 1", "b/f = 1", "b/l -> f", "c/", "d *= 2"))
-	got := slices.Sorted(in.FilePaths())
-	expect.Slices(t, got, []string{"a/f", "b/f", "d"})
-	for p := range in.FilePaths() {
-		expect.That(t, p != "", "got an empty path")
+	var got []string
+	for f := range in.AllFiles() {
+		got = append(got, fmt.Sprintf("%s symlink=%t", f.Path, f.Symlink))
+	}
+	slices.Sort(got)
+	expect.Slices(t, got, []string{"a/f symlink=false", "b/f symlink=false", "b/l symlink=true", "d symlink=false"})
+	for f := range in.AllFiles() {
+		expect.That(t, f.Path != "", "got an empty path")
 		break // must not panic
 	}
 }

@@ -107,30 +107,21 @@ func (in *Input) Files() int64 { return in.root.files }
 // Bytes returns the size of all files in the expanded tree, at most MaxInt64.
 func (in *Input) Bytes() int64 { return in.root.bytes }
 
-// FilePaths yields the path of each file in the expanded tree, relative to the root.
-func (in *Input) FilePaths() iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for f := range in.AllFiles() {
-			if !yield(f.Path) {
-				return
-			}
-		}
-	}
-}
-
-// An InputFile is a file of an input root.
+// An InputFile is a file or symlink of an input root.
 type InputFile struct {
-	Path   string // relative to the root
-	Digest cas.Digest
-	Tool   bool // it is marked as a part of the tool
+	Path    string     // relative to the root
+	Digest  cas.Digest // zero for a symlink
+	Symlink bool
+	Tool    bool // it is marked as a part of the tool
 }
 
-// AllFiles yields each file in the expanded tree.
+// AllFiles yields each file and symlink in the expanded tree.
 func (in *Input) AllFiles() iter.Seq[InputFile] {
 	return func(yield func(InputFile) bool) {
 		for p, d := range in.root.all(".") {
 			for i := range d.entries {
-				if e := &d.entries[i]; e.kind == File && !yield(InputFile{join(p, e.name), e.digest, e.tool}) {
+				e := &d.entries[i]
+				if e.kind != Directory && !yield(InputFile{join(p, e.name), e.digest, e.kind == Symlink, e.tool}) {
 					return
 				}
 			}

@@ -315,7 +315,8 @@ type compilation struct {
 	asked       map[string]string // settings of the action, without the prefix
 	grant       *Grant
 
-	standardNetwork bool // the action asks for the network that the profile allows
+	// The property dockerNetwork asks for the network that the profile allows, or for none, which wins.
+	standardNetwork, noNetwork bool
 }
 
 func (c *compilation) because(format string, args ...any) {
@@ -337,7 +338,10 @@ func (c *compilation) read(properties []Property) error {
 	for _, p := range properties {
 		name, ours := strings.CutPrefix(p.Name, prefix)
 		if !ours {
-			c.standardNetwork = c.standardNetwork || strings.EqualFold(p.Name, "dockerNetwork") && strings.EqualFold(p.Value, "standard")
+			if strings.EqualFold(p.Name, "dockerNetwork") {
+				c.standardNetwork = c.standardNetwork || strings.EqualFold(p.Value, "standard")
+				c.noNetwork = c.noNetwork || strings.EqualFold(p.Value, "off")
+			}
 			continue
 		}
 		if len(p.Value) > maxProperty {
@@ -490,7 +494,7 @@ func (c *compilation) network() error {
 		return err
 	}
 	text, asked := c.asked["network"]
-	if !asked && c.standardNetwork && n.Loopback {
+	if !asked && c.standardNetwork && !c.noNetwork && n.Loopback {
 		n.Allow = sortEndpoints(slices.Clone(c.profile.allow.v))
 		for _, e := range n.Allow {
 			c.because("network %s: property dockerNetwork=standard, permitted by %s", e, c.profileText(c.profile.allow.from()))

@@ -138,6 +138,7 @@ func TestCompileGrants(t *testing.T) {
 		},
 		{"wide", "dockerNetwork=standard cloister-network=b.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow) }, "[b.example.org:443]"},
 		{"wide", "dockerNetwork=standard cloister-loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic) }, "[] true"},
+		{"wide", "dockerNetwork=standard dockernetwork=off", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic) }, "[] true"},
 		{"wide", "dockerNetwork=off", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic) }, "[] true"},
 		{"", "dockerNetwork=standard", func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow, g.Hermetic) }, "[] true"},
 		// Properties that renounce something.

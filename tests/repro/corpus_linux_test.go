@@ -362,8 +362,8 @@ func TestCorpusShowsEveryCause(t *testing.T) {
 		}
 	}
 	elsewhere := []compare.Cause{
-		compare.Compressed,  // a bisection finds the cause of what was compressed
-		"persistent worker", // no program here has one; see TestWarmDifferenceIsFound
+		compare.Compressed,       // a bisection finds the cause of what was compressed
+		compare.PersistentWorker, // no program here has one; see TestWarmDifferenceIsFound
 	}
 	for _, row := range compare.Causes {
 		if !shown[string(row.Cause)] && !slices.Contains(elsewhere, row.Cause) {

@@ -203,8 +203,9 @@ func (s *Server) addPage(a *assignment, out *worker.Outcome) {
 	}
 }
 
-// check verifies what clients rely on: a result was made with the required toolchain, is well formed, fits into a
-// message, names no path outside the output directory (rule 66), and every blob it names is in the store (rule 119).
+// check verifies what clients rely on: a result was made with the required toolchain and in the sandbox that its worker
+// offers, is well formed, fits into a message, names no path outside the output directory (rule 66), and every blob it
+// names is in the store (rule 119).
 func (s *Server) check(ctx context.Context, w *session, a *assignment, out *worker.Outcome) *worker.Fault {
 	refuse := func(k worker.FaultKind, format string, args ...any) *worker.Fault {
 		why := fmt.Errorf(format, args...)
@@ -214,6 +215,11 @@ func (s *Server) check(ctx context.Context, w *session, a *assignment, out *work
 	}
 	if has := results.Recorded(out.Result).GetToolchain(); has != "" && s.cfg.Toolchain != "" && has != s.cfg.Toolchain {
 		return refuse(worker.FaultUnavailable, "the toolchain of the worker changed to %+.80q", has)
+	}
+	for _, p := range w.offer.Properties { // an action may have required it
+		if made := results.Recorded(out.Result).GetSandbox().GetBackend(); p.Name == worker.PropertySandbox && made != p.Value {
+			return refuse(worker.FaultInternal, "it was made in the sandbox %+.80q, and the worker offers %s", made, p.Value)
+		}
 	}
 	if n := proto.Size(out.Result); n > worker.MaxResult {
 		return refuse(worker.FaultInternal, "it takes %d bytes, a message at most %d", n, worker.MaxResult)

@@ -1083,6 +1083,28 @@ func TestToolchainIsRequired(t *testing.T) {
 	})
 }
 
+// TestResultsAreOfTheOfferedSandbox: a worker that offers a sandbox returns no result of another one.
+func TestResultsAreOfTheOfferedSandbox(t *testing.T) {
+	for made, want := range map[string]string{
+		"gvisor": "", "namespace": `it was made in the sandbox "namespace", and the worker offers gvisor`,
+		"": `it was made in the sandbox "", and the worker offers gvisor`,
+	} {
+		inBubble(t, nil, func(t *testing.T, h *head) {
+			anvil, o := h.slot("anvil", "0", "cloister-sandbox=gvisor"), h.submit(t, "a")
+			wantTask(t, anvil.report(t, idle()), o)
+			result := exited(0)
+			aux := must.Get(anypb.New(&cloisterpb.Execution{Sandbox: &cloisterpb.Sandbox{Backend: made}}))(t)
+			result.Result.ExecutionMetadata = &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}
+			wantIdle(t, anvil.report(t, completed(o.Action().Proto(), result)))
+			if want == "" {
+				wantSuccess(t, o)
+			} else {
+				wantFault(t, o, worker.FaultInternal, want)
+			}
+		})
+	}
+}
+
 func TestActionMissingFromTheStoreIsReported(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o, next := h.submit(t, "a"), h.submit(t, "b")

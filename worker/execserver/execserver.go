@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/nested"
+	"github.com/cloister-build/cloister/worker/internal/requestmetadata"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -128,7 +129,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 		return refusal(err)
 	}
 	task := worker.Task{Instance: req.InstanceName, Action: action, SkipCacheLookup: req.SkipCacheLookup, Trace: trace(to.Context())}
-	task.SetMetadata(RequestMetadata(to.Context()))
+	task.SetMetadata(requestmetadata.Of(to.Context()))
 	caller, invocation := nested.CallerOf(to.Context())
 	if task.Caller = caller; caller.Depth > 0 {
 		task.Invocation = invocation // an action shares the turns of its build, also of those that state no invocation

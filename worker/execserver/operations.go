@@ -12,6 +12,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/requestmetadata"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -88,7 +89,7 @@ func (s *operations) CancelOperation(ctx context.Context, req *longrunningpb.Can
 		return nil, unknown(req.Name)
 	}
 	by := "a client"
-	if id := worker.Sanitize(RequestMetadata(ctx).ToolInvocationId); id != "" {
+	if id := worker.Sanitize(requestmetadata.Of(ctx).ToolInvocationId); id != "" {
 		by = "a client of invocation " + id
 	}
 	o.Cancel("cancelled by " + by + " (CancelOperation)")

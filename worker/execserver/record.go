@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/history"
+	"github.com/cloister-build/cloister/worker/internal/requestmetadata"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -80,7 +81,7 @@ func recordCall(
 	ctx context.Context, l *history.Log, caller func(context.Context) string, how history.How, instance string,
 	action cas.Digest, r *repb.ActionResult,
 ) {
-	md := RequestMetadata(ctx)
+	md := requestmetadata.Of(ctx)
 	invocation := worker.Sanitize(md.ToolInvocationId)
 	if invocation == "" {
 		return

@@ -212,10 +212,7 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	if c.verdict.Result == Same && len(c.verdict.Factors) == 0 && !c.alternates() {
 		c.verdict.Result = Unvaried
 	}
-	warm := false
-	for i := range c.verdict.Runs {
-		warm = c.describeWorker(ctx, &c.verdict.Runs[i]) && i == 0 || warm
-	}
+	warm := c.describeWorkers(ctx)
 	if !c.verdict.Result.AllEqual() {
 		find := c.findRaces
 		switch {

@@ -16,28 +16,39 @@ import (
 // of other servers can be such requests.
 const factorWorker Factor = "persistent-worker"
 
-// causeWorker is the one of compare.Causes that no output shows.
-const causeWorker compare.Cause = "persistent worker"
+var workerFactor = factor{name: factorWorker, cause: compare.PersistentWorker}
 
-var workerFactor = factor{name: factorWorker, cause: causeWorker}
+// describeWorkers adds the number of the request to a persistent worker to what a run varied, for the runs that can be
+// such requests. It reports whether the first run was one.
+func (c *check) describeWorkers(ctx context.Context) (first bool) {
+	for i := range c.verdict.Runs {
+		r := &c.verdict.Runs[i]
+		if r.executor.Features != nil && (i > 0 || c.First == nil) { // a process was started for it
+			continue
+		}
+		if n := c.workerRequest(ctx, r); n > 0 {
+			r.Varied = append(r.Varied, fmt.Sprintf("%s request %d", factorWorker, n))
+			first = first || i == 0
+		}
+	}
+	return first
+}
 
-// describeWorker adds the number of the request to a persistent worker to what a run varied. It reports whether the run
-// was such a request.
-func (c *check) describeWorker(ctx context.Context, r *Run) bool {
+// workerRequest returns the number of the request to a persistent worker that a run was, or 0.
+func (c *check) workerRequest(ctx context.Context, r *Run) int {
 	d, err := cas.ParseDigest(r.Manifest)
 	if err != nil {
-		return false
+		return 0
 	}
 	text, err := cas.ReadAll(ctx, r.executor.Store, d, manifest.MaxBytes)
 	if err != nil {
-		return false
+		return 0
 	}
 	m, err := manifest.Parse(text)
-	if err != nil || m.Volatile.WorkerRequest == 0 {
-		return false
+	if err != nil {
+		return 0
 	}
-	r.Varied = append(r.Varied, fmt.Sprintf("%s request %d", factorWorker, m.Volatile.WorkerRequest))
-	return true
+	return m.Volatile.WorkerRequest
 }
 
 // findWarm finds what differs because the first run was a request to a persistent worker: two runs in processes of
@@ -45,7 +56,7 @@ func (c *check) describeWorker(ctx context.Context, r *Run) bool {
 func (c *check) findWarm(ctx context.Context) error {
 	first := &c.verdict.Runs[0]
 	if first.executor.Features == nil { // it does not heed variations, which would give a run its own process
-		return nil
+		return c.findRaces(ctx)
 	}
 	b := &Bisection{
 		Held: []Factor{factorWorker}, noise: noise{}, values: map[place]*values{}, compared: map[pair][]string{},
@@ -74,11 +85,13 @@ func (c *check) findWarm(ctx context.Context) error {
 			}
 		}
 	}
-	if changed := b.noise.beyond(ctx, &b.control, first); len(changed) > 0 {
-		b.Steps = []Step{{Factor: factorWorker, Runs: 1, Changed: displayNames(changed), runs: []*Run{first}}}
-		c.verdict.Bisection = b
-		b.found(&c.verdict, factorWorker, b.Steps[0].Changed)
-		b.summarize(c.Runs)
+	changed := b.noise.beyond(ctx, &b.control, first)
+	if len(changed) == 0 { // the worker is not responsible
+		return c.findRaces(ctx)
 	}
+	b.Steps = []Step{{Factor: factorWorker, Runs: 1, Changed: displayNames(changed), runs: []*Run{first}}}
+	c.verdict.Bisection = b
+	b.found(&c.verdict, factorWorker, b.Steps[0].Changed)
+	b.summarize(c.Runs)
 	return nil
 }

@@ -79,6 +79,19 @@ func TestWarmDifferences(t *testing.T) {
 	}
 }
 
+// TestWarmRunsCanRace: if the worker is not responsible, the cause is found as without one.
+func TestWarmRunsCanRace(t *testing.T) {
+	words := []string{"alpha\n", "beta\n", "gamma\n", "delta\n", "epsilon\n", "zeta\n", "eta\n"}
+	s := newScript(t, func(n int, _ *worker.Variation) made {
+		return file(strings.Join(slices.Concat(words[n%7:], words[:n%7]), ""))
+	})
+	task := s.action()
+	v := check(t, task, s.warmed(task, 2))
+	if d := v.Differences; len(d) != 1 || d[0].Cause != compare.Parallel {
+		t.Errorf("got %+v, want the cause %s", d, compare.Parallel)
+	}
+}
+
 // TestWarmVerdict: the verdict names the process, and the fix.
 func TestWarmVerdict(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(strings.Repeat("x", 1+1/n)) })

@@ -37,8 +37,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/toolchain"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
-	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/history"
+	"github.com/cloister-build/cloister/worker/internal/requestmetadata"
 	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -188,7 +188,7 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 // described returns the target and the mnemonic that a call states.
 func described(ctx context.Context) (target, mnemonic string) {
 	var t worker.Task
-	t.SetMetadata(execserver.RequestMetadata(ctx))
+	t.SetMetadata(requestmetadata.Of(ctx))
 	return t.Target, t.Mnemonic
 }
 

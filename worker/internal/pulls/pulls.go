@@ -12,7 +12,7 @@ import (
 
 // A State returns the current state of a pull, or nil while the image is not being pulled. It is safe for concurrent
 // use.
-type State func() *cloisterpb.ImagePull
+type State = func() *cloisterpb.ImagePull
 
 type key struct{}
 

@@ -18,8 +18,8 @@ const (
 	NoImage       = "none"
 )
 
-// A Refusal returns why a cached result of an instance must not be served, or "". It is called
-// concurrently, with the context of the lookup.
+// A Refusal returns why a cached result of an instance must not be served, or "". It is called concurrently, with the
+// context of the lookup.
 type Refusal = func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) string
 
 // Filter returns next with action caches that hide the results for which refuse returns a reason: Lookup returns

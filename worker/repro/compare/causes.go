@@ -31,5 +31,5 @@ var Causes = []CauseRow{
 	{Processors, "the number of processors"},
 	{Environment, "an environment variable that the command does not set"},
 	{Uptime, "a monotonic clock or the time since boot"},
-	{persistentWorker, "what the process of a persistent worker kept from earlier requests"},
+	{PersistentWorker, "what the process of a persistent worker kept from earlier requests"},
 }

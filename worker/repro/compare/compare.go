@@ -42,29 +42,28 @@ type Cause string
 
 // The causes.
 const (
-	Unknown     Cause = ""
-	Timestamp   Cause = "timestamp"    // the time of the run, in a field or a text
-	Duration    Cause = "duration"     // how long something took
-	BuildDate   Cause = "__DATE__"     // the preprocessor's date and time
-	BuildID     Cause = "build id"     // derived from the rest, or random
-	Path        Cause = "path"         // of the working directory or of a temporary file
-	Owner       Cause = "owner"        // user or group, as number or name
-	Mode        Cause = "file mode"    // the umask
-	MemberOrder Cause = "member order" // the order in which a directory was read
-	Locale      Cause = "locale"       // order or language of texts
-	Zone        Cause = "time zone"    //
-	HashSeed    Cause = "hash seed"    // the order of a hash table
-	Random      Cause = "random"       // random bytes, UUIDs, salts
-	Compressed  Cause = "compressed"   // or encrypted data, whose differences cannot be read
-	Hostname    Cause = "hostname"     //
-	ProcessID   Cause = "process id"   //
-	Address     Cause = "address"      // a pointer under ASLR
-	Parallel    Cause = "parallel"     // a race
-	Processors  Cause = "cpu count"    //
-	Environment Cause = "environment"  // a variable that the command does not set
-	Uptime      Cause = "uptime"       // a monotonic clock
-
-	persistentWorker Cause = "persistent worker" // found by varying only: no content shows it
+	Unknown          Cause = ""
+	Timestamp        Cause = "timestamp"         // the time of the run, in a field or a text
+	Duration         Cause = "duration"          // how long something took
+	BuildDate        Cause = "__DATE__"          // the preprocessor's date and time
+	BuildID          Cause = "build id"          // derived from the rest, or random
+	Path             Cause = "path"              // of the working directory or of a temporary file
+	Owner            Cause = "owner"             // user or group, as number or name
+	Mode             Cause = "file mode"         // the umask
+	MemberOrder      Cause = "member order"      // the order in which a directory was read
+	Locale           Cause = "locale"            // order or language of texts
+	Zone             Cause = "time zone"         //
+	HashSeed         Cause = "hash seed"         // the order of a hash table
+	Random           Cause = "random"            // random bytes, UUIDs, salts
+	Compressed       Cause = "compressed"        // or encrypted data, whose differences cannot be read
+	Hostname         Cause = "hostname"          //
+	ProcessID        Cause = "process id"        //
+	Address          Cause = "address"           // a pointer under ASLR
+	Parallel         Cause = "parallel"          // a race
+	Processors       Cause = "cpu count"         //
+	Environment      Cause = "environment"       // a variable that the command does not set
+	Uptime           Cause = "uptime"            // a monotonic clock
+	PersistentWorker Cause = "persistent worker" // what it kept: no content shows it
 )
 
 // Facts are the known conditions of a run. Unknown ones are zero.

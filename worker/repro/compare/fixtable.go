@@ -378,7 +378,7 @@ var commandFixes = []Fix{
 	},
 	{Cause: Environment, Text: "omit the environment, or start the command with env -i"},
 	{Cause: Uptime, Text: "omit times since boot"},
-	{Cause: persistentWorker, Text: "have the tool keep nothing between requests, or give its actions a profile without persistent_workers"},
+	{Cause: PersistentWorker, Text: "have the tool keep nothing between requests, or give its actions a profile without persistent_workers"},
 }
 
 // mke2fs are the names of mke2fs(8).
