@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording pictures repro test corpus test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak scale grow store neighbours cost golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu msb
+	soak scale grow store neighbours cost golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu msb example
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -142,6 +142,9 @@ qemu: kernel ## test virtual machines on an emulated processor (10 minutes)
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/cli -run '^(TestScripts|TestSandboxes)$$/^(tier_qemu|qemu-tcg)$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./sandbox/environment -run '^TestEnvironment$$/^qemu$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^qemu-tcg$$'
+
+example: gvisor ## build and test the whole example in gVisor (2 minutes)
+	CLOISTER_REQUIRE=gvisor $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^gvisor$$' -args -all
 
 msb: kernel ## test the backend contract with a fake msb that boots QEMU, and with msb where it and KVM are (10 minutes)
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -v -run '^TestBackendWith(Real)?MSB$$' ./sandbox/microvm

@@ -24,23 +24,22 @@ const cannotRun = 3
 // slowly is a flag for tests on an emulated processor.
 const slowly = "--test_timeout=3600"
 
-// TestExampleBuildsUnderOtherKernels builds and tests the example with actions that have a kernel of their own: in gVisor
-// all of it, and on an emulated processor one of its packages, or with -all all of it. They make the same files as in
-// namespaces.
+// TestExampleBuildsUnderOtherKernels builds and tests a package of the example, or with -all all of it, with actions that
+// have a kernel of their own: in gVisor, and on an emulated processor. They make the same files as in namespaces.
 func TestExampleBuildsUnderOtherKernels(t *testing.T) {
 	guestkernel.Use()
 	r := newRig(t, nil)
-	namespaces := r.files(t, "//examples/...")
-	emulated := "//examples/hash/..."
+	targets := "//examples/hash/..."
 	if *all {
-		emulated = "//examples/..."
+		targets = "//examples/..."
 	}
+	namespaces := r.files(t, targets)
 	for _, backend := range []struct {
 		tier, requirement, env, file string
 		args                         []string
 	}{
-		{"gvisor", "gvisor", "RUNSC_PATH", must.Get(filepath.Abs("../../bin/runsc"))(t), []string{"//examples/..."}},
-		{"qemu-tcg", "qemu", "CLOISTER_GUEST_KERNEL", "", []string{slowly, emulated}},
+		{"gvisor", "gvisor", "RUNSC_PATH", must.Get(filepath.Abs("../../bin/runsc"))(t), []string{targets}},
+		{"qemu-tcg", "qemu", "CLOISTER_GUEST_KERNEL", "", []string{slowly, targets}},
 	} {
 		t.Run(backend.tier, func(t *testing.T) {
 			if backend.requirement == "qemu" {

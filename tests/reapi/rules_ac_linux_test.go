@@ -208,7 +208,7 @@ func hitStays(c *client) {
 		if _, err := c.lookup(action); err != nil {
 			c.Fatalf("GetActionResult: %v", err)
 		}
-		c.fill(seeded(uint64(try)), 400_000, 4*budget)
+		_, refused, _ := c.tryFill(seeded(uint64(try)), 400_000, 4*budget)
 		var lost []string
 		for i, d := range blobs {
 			if _, _, err := c.read(c.readName(d), 0, 0); err != nil {
@@ -218,6 +218,7 @@ func hitStays(c *client) {
 		if time.Since(asked) >= lease {
 			continue // the lease has ended
 		}
+		must.Be(c, refused != nil, "the store was not full within the lease of a cache hit")
 		expect.That(c, len(lost) == 0, "blobs evicted within the lease of a cache hit: %s", strings.Join(lost, ", "))
 		if missing, err := c.absent(c.Context(), others...); err != nil || len(missing) == 0 {
 			c.Errorf("no blob without a lease was evicted from a full store: %v", err)

@@ -108,6 +108,15 @@ func (c *client) wantAll(ds []*repb.Digest) {
 // error.
 func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Digest, refused []byte, err error) {
 	c.Helper()
+	if stored, refused, err = c.tryFill(rnd, size, limit); refused == nil {
+		c.Fatalf("all %d bytes in blobs of %d were stored, want some rejected", limit, size)
+	}
+	return stored, refused, err
+}
+
+// tryFill is fill, except that no blob may be rejected.
+func (c *client) tryFill(rnd *rand.Rand, size int, limit int) (stored []*repb.Digest, refused []byte, err error) {
+	c.Helper()
 	for total := 0; total < limit; total += size {
 		b := random(rnd, size)
 		err := c.store(b)
@@ -117,8 +126,7 @@ func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Diges
 		must.Succeed(c, err)
 		stored = append(stored, cas.SHA256.Sum(b).Proto())
 	}
-	c.Fatalf("all %d bytes in blobs of %d were stored, want some rejected", limit, size)
-	return nil, nil, nil
+	return stored, nil, nil
 }
 
 // TestRule024_ShortLeases checks that a store whose leases last a second accepts any number of blobs, and keeps those
