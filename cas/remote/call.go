@@ -24,8 +24,6 @@ const (
 	// doubtTime is the time without progress after which a waiting call probes the server, and the interval of further
 	// probes. The call ends if the server does not answer the probe either.
 	doubtTime = 5 * time.Second
-	// slowSend is the time from which on a sent message must have waited for the server to accept earlier ones.
-	slowSend = time.Second
 	// connectTime is the timeout of an attempt to connect.
 	connectTime = 10 * time.Second
 )
@@ -174,13 +172,13 @@ type guardedStream struct {
 	broken        time.Time // start of the SendMsg that found the stream broken, or zero
 }
 
-// SendMsg implements grpc.ClientStream. A quick success is not observed: the message may only have reached a buffer.
+// SendMsg implements grpc.ClientStream. Success is not observed: the message may only have reached a buffer.
 func (s *guardedStream) SendMsg(m any) error {
 	start := time.Now()
 	err := s.guard(func() error { return s.ClientStream.SendMsg(m) })
 	if err == io.EOF {
 		s.broken = start // RecvMsg returns the reason, but not how long it took
-	} else if err != nil || time.Since(start) > slowSend {
+	} else if err != nil {
 		s.client.health.Observe(s.caller, start, err)
 	}
 	return err

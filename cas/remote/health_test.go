@@ -238,6 +238,43 @@ func TestSlowCallsContinue(t *testing.T) {
 	})
 }
 
+// A slowConn is read with 100 kB per second.
+type slowConn struct{ net.Conn }
+
+func (c slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p[:min(len(p), 16<<10)])
+	time.Sleep(time.Duration(n) * 10 * time.Microsecond)
+	return n, err
+}
+
+// A slowListener accepts slowConns.
+type slowListener struct{ net.Listener }
+
+func (l slowListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return slowConn{c}, err
+}
+
+// TestSlowConnection checks that a server is not taken for frozen while its probe waits behind half a MiB of an upload.
+func TestSlowConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := bufconn.Listen(512 << 10)
+		g := grpc.NewServer(append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), grpc.ChainUnaryInterceptor(plainly),
+			grpc.InitialWindowSize(1<<26), grpc.InitialConnWindowSize(1<<26))...)
+		casserver.Register(g, casserver.Config{Instances: castest.Instances(), StreamIdle: 100 * time.Hour})
+		go g.Serve(slowListener{l})
+		defer g.Stop()
+		client := must.Get(remote.New("grpc://127.0.0.1:1", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return l.DialContext(ctx)
+		})))(t)
+		defer client.Close()
+		<-client.Probed()
+		b, d := castest.Blob(1, 6<<20)
+		must.Succeed(t, must.Get(client.Store(""))(t).Put(t.Context(), d, bytes.NewReader(b)))
+		must.Succeed(t, client.Err())
+	})
+}
+
 func TestProbeIgnoresCallLimit(t *testing.T) {
 	inBubble(t, smallBatches, false, func(t *testing.T, b *bubble) {
 		_, d := b.put(t, 1, 100)
