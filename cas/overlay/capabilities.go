@@ -152,15 +152,16 @@ func (s *splicer) fetchChunks(ctx context.Context, chunks []cas.Digest) error {
 	if err != nil || len(absent) == 0 {
 		return err
 	}
+	wanted := absent
 	if s.o.config.Policy == WriteBack {
 		var nowhere []cas.Digest
 		nowhere, err = query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
-			return s.upstream.Store.Missing(ctx, absent)
+			return s.upstream.Store.Missing(ctx, absent) // may outlive this call, so absent stays as it is
 		})
-		absent = without(absent, setOf(nowhere))
+		wanted = without(absent, setOf(nowhere))
 	}
 	if err == nil {
-		own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
+		own, others := s.fetch(ctx, wanted, map[cas.Digest]bool{})
 		err = cmp.Or(ctx.Err(), own, others)
 	}
 	if s.o.unusable(s.name, err) && s.o.config.Policy == WriteBack {
