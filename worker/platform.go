@@ -72,8 +72,12 @@ func (l *Local) ignore(req *request, p Property) error {
 	if l.cfg.StrictProperties && !isImage(p) {
 		return faultf(FaultUnmet, "fetch: action %s has the unknown property %s, which --strict-properties refuses", req.Digest, p)
 	}
-	if text := p.String(); len(req.ignored) < maxIgnoredProperties && !slices.Contains(req.ignored, text) {
+	switch text := p.String(); {
+	case slices.Contains(req.ignored, text):
+	case len(req.ignored) < maxIgnoredProperties:
 		req.ignored = append(req.ignored, text)
+	case isImage(p) && !req.ignoresImage: // results.OtherImage must find it
+		req.ignored[len(req.ignored)-1] = text
 	}
 	req.ignoresImage = req.ignoresImage || isImage(p)
 	l.mu.Lock()

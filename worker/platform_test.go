@@ -143,6 +143,22 @@ func TestIgnoredImagesAreReported(t *testing.T) {
 	}
 }
 
+// TestIgnoredImageIsListed: a result lists an ignored image even if more properties are ignored than it has room for.
+func TestIgnoredImageIsListed(t *testing.T) {
+	b := newBench(t, compiles)
+	b.cfg.IgnoreImages = true
+	var pairs []string
+	for i := range maxIgnoredProperties {
+		pairs = append(pairs, fmt.Sprintf("Pool%d", i), "x")
+	}
+	pairs = append(pairs, "container-image", "docker://a", "container-image", "docker://b")
+	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform(pairs...) })
+	listed := executionOf(t, b.do(&Task{Action: action})).IgnoredProperties
+	expect.Equal(t, len(listed), maxIgnoredProperties, "number of listed properties")
+	expect.That(t, slices.ContainsFunc(listed, func(p string) bool { return strings.HasPrefix(p, "container-image=") }),
+		"got %q, want the image among them", listed)
+}
+
 // TestDefaultPropertiesAreChecked: default properties are checked like those of the action.
 func TestDefaultPropertiesAreChecked(t *testing.T) {
 	b := newBench(t, compiles)

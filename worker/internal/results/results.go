@@ -6,6 +6,8 @@ package results
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -68,19 +70,28 @@ func OtherToolchain(fingerprint func() string) Refusal {
 	}
 }
 
-// OtherImage returns a function for Filter that refuses results whose root file system the action's digest does not
-// determine: of an image that is not pinned, unless the operator permits that, and of this machine in an instance whose
-// default properties name an image.
+// OtherImage returns a function for Filter, on a server that runs images, that refuses results whose root file system the
+// action's digest does not determine: of an image that is not pinned, unless the operator permits that, and of this
+// machine if the action's image was ignored or the instance's default properties name one.
 func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 	return func(_ context.Context, instance string, _ cas.Digest, r *repb.ActionResult) string {
 		switch e := Recorded(r); {
 		case e.GetUnpinned() && !permitted:
 			return "its image is not pinned"
+		case slices.ContainsFunc(e.GetIgnoredProperties(), namesImage):
+			return "it was made with the toolchain of this machine, and the image that the action names was ignored"
 		case e.GetToolchain() != "" && e.GetImage() == "" && byDefault(instance):
 			return "it was made with the toolchain of this machine, and the default properties name an image"
 		}
 		return ""
 	}
+}
+
+// namesImage reports whether a property NAME=VALUE, which may be quoted, names a container image. Clients differ in the
+// case of its letters.
+func namesImage(property string) bool {
+	name, _, _ := strings.Cut(strings.TrimPrefix(property, `"`), "=")
+	return strings.EqualFold(name, ImageProperty)
 }
 
 // Recorded returns Cloister's metadata of a result, or nil.
