@@ -295,6 +295,9 @@ func (w *Watch) check() {
 	defer w.mu.Unlock()
 	switch {
 	case w.ctx.Err() != nil:
+	case err != nil && scan.Fingerprint == "":
+		w.log.Warn("cannot scan the toolchain of this host; until that succeeds, its cached results are misses and new ones are "+
+			"not cached", "err", err)
 	case err != nil:
 		w.log.Warn("cannot scan the toolchain of this host; its last fingerprint applies", "err", err)
 	case scan.Fingerprint != "" && next.Fingerprint != scan.Fingerprint:

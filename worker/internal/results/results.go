@@ -58,11 +58,12 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 }
 
 // OtherToolchain returns a function for Filter that refuses results of a run with another toolchain than the one that
-// fingerprint returns. A result without a toolchain is served: its action saw none, or another program recorded it.
+// fingerprint returns; "" is unknown, and differs from all. A result without a toolchain is served: its action saw none,
+// or another program recorded it.
 func OtherToolchain(fingerprint func() string) Refusal {
 	return func(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResult) string {
 		if made := Recorded(r).GetToolchain(); made != "" {
-			if now := fingerprint(); now != "" && now != made {
+			if now := fingerprint(); now != made {
 				return fmt.Sprintf("it was made with the toolchain %+.80q instead of %+.80q", made, now)
 			}
 		}
