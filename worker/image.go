@@ -73,9 +73,10 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *req
 }
 
 // imageOf returns the value of the property container-image of req or, by default, of its instance's default
-// properties, or "" if there is none.
+// properties, or "" if there is none or the action runs with this host's toolchain instead.
 func (l *Local) imageOf(t *Task, req *request) (string, error) {
-	if l.cfg.Images == nil {
+	// checkPlatform ignored the image, or the worker offers the property of the action.
+	if l.cfg.Images == nil && (!l.cfg.Fleet || slices.ContainsFunc(req.properties(), isImage)) {
 		return "", nil
 	}
 	var image Property
@@ -88,8 +89,12 @@ func (l *Local) imageOf(t *Task, req *request) (string, error) {
 			image = p
 		}
 	}
-	if noImage(image.Value) {
+	switch {
+	case noImage(image.Value):
 		return "", nil
+	case l.cfg.Images == nil: // a fleet matches no default properties, so no operator vouches for this toolchain
+		return "", faultf(FaultUnmet, "fetch: the default properties of the policy give action %s the property %s, and this "+
+			"worker runs no images: start it with --images, or remove the property from its policy", req.Digest, image)
 	}
 	return image.Value, nil
 }

@@ -169,6 +169,23 @@ func TestDefaultPropertiesAreChecked(t *testing.T) {
 	wantFault(t, "an image by default", err, FaultUnmet)
 }
 
+// TestDefaultImageIsNotIgnored: a worker among others that runs no images refuses an action whose image the policy names,
+// since no property of the worker vouches for its toolchain. The head cannot know that and admits the action.
+func TestDefaultImageIsNotIgnored(t *testing.T) {
+	b := newBench(t, compiles)
+	b.cfg.Fleet = true
+	b.cfg.Policy = must.Get(policy.Parse("p.yaml", []byte(
+		"version: 1\ndefault_properties:\n  main: {container-image: \"docker://a/b:1\"}\n  none: {container-image: none}\n")))(t)
+	own := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("Container-Image", "docker://c") })
+	task := &Task{Action: b.action(nil), Instance: "main"}
+	must.Get(b.Admit(t.Context(), task))(t)
+	_, err := b.Execute(t.Context(), task, nil)
+	expect.Text(t, wantFault(t, "a default image", err, FaultUnmet).Error(), "container-image=docker://a/b:1, and this worker runs no images: start it with --images")
+	b.do(&Task{Action: own, Instance: "main"})
+	b.do(&Task{Action: b.action(nil), Instance: "none"})
+	b.do(&Task{Action: b.action(nil)})
+}
+
 // TestFleetMatchesProperties: a worker among others gets what its operator offers, so it refuses nothing for them.
 func TestFleetMatchesProperties(t *testing.T) {
 	b := newBench(t, compiles)
