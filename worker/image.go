@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
@@ -16,8 +17,9 @@ import (
 )
 
 // Images turns the container images that actions name into root file systems. Implementations can use package image and
-// must be safe for concurrent use. An error that is neither cas.ErrInvalid nor cas.ErrFull means that the action cannot
-// run until the action, the operator's permissions or the registry change.
+// must be safe for concurrent use. Errors of the instance's store, such as cas.ErrUnavailable and cas.ErrFull, keep their
+// meaning, and so does cas.ErrInvalid. Any other error, also cas.ErrNotFound, means that the action cannot run until the
+// action, the operator's permissions or the registry change.
 type Images interface {
 	// Pin returns the reference, with its digest, of the image that a property value names in an instance, such as
 	// "docker://REGISTRY/REPOSITORY:TAG". It fails if the operator does not permit the image, and pulls nothing.
@@ -125,11 +127,15 @@ func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) erro
 		"pulled: increase the size of the store", r.image, len(lost.Blobs), lost.Blobs[0])
 }
 
-// imageFault returns the error of an image as a Fault.
+// imageFault returns the error of an image as a Fault. A failure of the store or of this host is temporary; one of the
+// registry is not the client's to retry.
 func imageFault(err error) error {
-	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, cas.ErrInvalid), errors.Is(err, cas.ErrFull):
-		return fault(StageFetch, err)
+	for _, own := range []error{
+		context.Canceled, cas.ErrInvalid, cas.ErrFull, cas.ErrUpstreamFull, syscall.ENOSPC, cas.ErrUnavailable, cas.ErrUnwritable,
+	} {
+		if errors.Is(err, own) {
+			return fault(StageFetch, err)
+		}
 	}
 	return faultf(FaultUnmet, "%s: %w", StageFetch, err)
 }

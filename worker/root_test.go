@@ -3,10 +3,15 @@
 package worker
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -16,4 +21,27 @@ func TestRootIsNotIgnored(t *testing.T) {
 	root := must.Get(cas.FromProto(cas.SHA256, b.put(&repb.Directory{})))(t)
 	_, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Root: root}, nil)
 	wantFault(t, "an action with a root file system", err, FaultUnmet)
+}
+
+// TestImageFaults: a failure of the store or of this host while an image is pulled is temporary. Everything else is a
+// failed pull, which a retry cannot change.
+func TestImageFaults(t *testing.T) {
+	for err, kind := range map[error]FaultKind{
+		cas.ErrUnavailable:             FaultUnavailable,
+		cas.ErrThrottled:               FaultUnavailable,
+		cas.ErrUnwritable:              FaultUnavailable,
+		cas.ErrFull:                    FaultExhausted,
+		cas.ErrUpstreamFull:            FaultExhausted,
+		syscall.ENOSPC:                 FaultExhausted,
+		cas.ErrInvalid:                 FaultInvalid,
+		context.Canceled:               FaultCancelled,
+		context.DeadlineExceeded:       FaultUnmet, // of the pull
+		cas.ErrNotFound:                FaultUnmet, // no such image was loaded
+		cas.ErrDenied:                  FaultUnmet,
+		errors.New("MANIFEST_UNKNOWN"): FaultUnmet,
+	} {
+		got := imageFault(fmt.Errorf("pull image a/b: %w", err))
+		wantFault(t, err.Error(), got, kind)
+		expect.Text(t, got.Error(), err.Error())
+	}
 }
