@@ -112,18 +112,22 @@ const host = runtime.GOOS + "/" + runtime.GOARCH
 var architectures = map[string]string{
 	"x86-64": "amd64", "x86_64": "amd64", "k8": "amd64", "x64": "amd64", "amd64": "amd64",
 	"x86-32": "386", "i386": "386", "i686": "386", "386": "386",
-	"arm-a64": "arm64", "aarch64": "arm64", "arm-v8": "arm64", "armv8": "arm64", "arm64": "arm64", "arm-a64-be": "arm64be",
-	"arm-a32": "arm", "arm-t32": "arm", "armv7": "arm", "armv6": "arm", "arm": "arm", "arm-a32-be": "armbe",
+	"arm-a64": "arm64", "aarch64": "arm64", "arm-v8": "arm64", "armv8": "arm64", "arm64": "arm64", "arm64-v8a": "arm64",
+	"arm-a64-be": "arm64be",
+	"arm-a32":    "arm", "arm-t32": "arm", "armeabi-v7a": "arm", "armv7": "arm", "armv6": "arm", "arm": "arm", "arm-a32-be": "armbe",
 	"rv32g": "riscv32", "rv64g": "riscv64", "riscv64": "riscv64", "la64v100": "loong64", "loong64": "loong64",
 	"power-isa-le": "ppc64le", "ppc64le": "ppc64le", "ppc": "ppc64le", "power-isa-be": "ppc64", "ppc64": "ppc64",
 	"s390x": "s390x", "sparc-v9": "sparc64", "darwin_arm64": "arm64", "darwin_x86_64": "amd64",
 }
 
+// extensions are the beginnings of the lexicon's names of instruction set extensions, by Go's names of architectures.
+var extensions = map[string]string{"amd64": "x86-", "386": "x86-", "arm64": "arm-", "arm": "arm-"}
+
 // hostProperty reports whether a property states the operating system or the architecture, and whether it is not that
-// of this machine. An instruction set extension states neither.
+// of this machine. An instruction set extension in ISA, and a number, which counts processors, state neither.
 func hostProperty(p Property) (names, differs bool) {
 	value := strings.ToLower(p.Value)
-	switch strings.ToLower(p.Name) {
+	switch name := strings.ToLower(p.Name); name {
 	case "osfamily", "os":
 		if value == "macos" {
 			value = "darwin"
@@ -133,9 +137,10 @@ func hostProperty(p Property) (names, differs bool) {
 		if arch := architectures[value]; arch != "" {
 			return true, arch != runtime.GOARCH
 		}
-		// A number is one of processors, and an unknown name with letters may be an extension.
+		prefix := extensions[runtime.GOARCH]
+		extension := name == "isa" && prefix != "" && strings.HasPrefix(value, prefix)
 		_, err := strconv.ParseFloat(value, 64)
-		return value == "", err != nil && !strings.Contains(value, "-") && value != ""
+		return value == "", value != "" && err != nil && !extension
 	}
 	return false, false
 }

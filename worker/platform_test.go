@@ -24,10 +24,15 @@ import (
 func TestPropertiesOfAnotherPlatform(t *testing.T) {
 	own := map[string]string{"amd64": "x86-64", "arm64": "arm-a64"}[runtime.GOARCH]
 	other := map[string]string{"amd64": "aarch64", "arm64": "x86_64"}[runtime.GOARCH]
-	if own == "" {
-		own, other = runtime.GOARCH, "x86-64"
-	}
+	extension, otherExtension := "x86-avx2", "arm-sve"
 	const refused, ignored, taken = "refused", "ignored", "taken"
+	extended, android := ignored, refused
+	switch {
+	case runtime.GOARCH == "arm64":
+		extension, otherExtension, android = otherExtension, extension, taken
+	case own == "":
+		own, other, extended = runtime.GOARCH, "x86-64", refused
+	}
 	for _, c := range []struct{ name, value, want string }{
 		{"OSFamily", runtime.GOOS, taken},
 		{"OSFamily", strings.ToUpper(runtime.GOOS), taken},
@@ -43,7 +48,13 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 		{"cpu", other, refused},
 		{"arch", "sparc-v9", refused},
 		{"ISA", "unheard", refused},
-		{"ISA", "x86-avx2", ignored}, // it comes with an architecture, which is checked
+		{"ISA", extension, extended}, // it comes with an architecture, which is checked
+		{"ISA", "x" + extension, refused},
+		{"ISA", otherExtension, refused},
+		{"Arch", extension, refused},
+		{"cpu", "arm64-v8a", android}, // a dash does not make it an extension
+		{"cpu", "armeabi-v7a", refused},
+		{"Arch", "mips64-el", refused},
 		{"cpu", "4", ignored},
 		{"container-image", "", taken},
 		{"Container-image", "none", taken},
