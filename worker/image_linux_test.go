@@ -10,10 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -286,6 +289,51 @@ func TestMetadataExplainsStaging(t *testing.T) {
 	t.Run("ordinary user", func(t *testing.T) {
 		asOrdinaryUser(t, strings.Split(t.Name(), "/")[0])
 	})
+}
+
+// TestChangeableInputsAreReported: on a kernel without overlays for an ordinary user, an action can change its copies of
+// the inputs, which its result states. The store stays as it is.
+func TestChangeableInputsAreReported(t *testing.T) {
+	if os.Geteuid() != unprivilegedUser {
+		asOrdinaryUser(t, t.Name())
+		return
+	}
+	must.Succeed(t, denyOverlays())
+	c := newConfining(t, onDisk(t), 0)
+	root := &repb.Directory{Files: []*repb.FileNode{{Name: "input", Digest: c.blob([]byte("as stored\n"))}}}
+	for range 2 {
+		text, box := c.shell("cat input; echo changed > input; cat input", root)
+		expect.Equal(t, text, "as stored\nchanged\n", "output of the action")
+		expect.That(t, slices.Contains(box.NotEnforced, "unchangeable inputs"), "metadata: got %q, want the inputs", box.NotEnforced)
+	}
+}
+
+// denyOverlays makes the kernel refuse overlays to this process and its children, as old kernels do: overlayfs alone is
+// configured with flags and descriptors.
+func denyOverlays() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+	}
+	equal := func(value uint32, yes, no uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: yes, Jf: no, K: value}
+	}
+	filter := []unix.SockFilter{
+		load(0), equal(unix.SYS_FSCONFIG, 0, 4), // the number of the call, and its second argument
+		load(24), equal(unix.FSCONFIG_SET_FLAG, 1, 0), equal(unix.FSCONFIG_SET_FD, 0, 1),
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENODEV)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&prog))); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // asOrdinaryUser runs the test of that name as a user that owns nothing, in another process.
