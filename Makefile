@@ -8,7 +8,7 @@ export CGO_ENABLED := 0
 export GOFLAGS := $(GOFLAGS) -trimpath
 BUILD = $(GO) build
 # Development tools, pinned in a module of their own.
-TOOL = $(GO) tool -modfile=.ci/go.mod
+TOOL = $(GO) tool -modfile=$(CURDIR)/.ci/go.mod
 
 # Without HOME, Go has no place for its caches.
 ifeq ($(strip $(HOME)),)
@@ -52,7 +52,8 @@ AT_ONCE ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 # bin/flaky-*.txt. Failures other than of tests remain.
 RERUNS ?= 0
 GOTESTSUM = $(TOOL) gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=$(RERUNS) --rerun-fails-max-failures=6 \
-	--rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@.txt --jsonfile bin/events-$@.json
+	--rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report $(CURDIR)/bin/flaky-$@.txt \
+	--jsonfile $(CURDIR)/bin/events-$@.json
 
 # make lint vets. Without debug information, a test links in half the time.
 LINKED = -ldflags='-s -w'
@@ -99,9 +100,11 @@ neighbours: ## measure a compile beside actions that take as much as they can (4
 	@$(GO) test -count=1 -timeout 60m -v -run '^TestNeighbours$$' ./tests/escape -args -neighbours=5 > bin/neighbours.log; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^.*neighbours: //p' bin/neighbours.log; else cat bin/neighbours.log; fi; exit $$code
 
-interop: ## test with real bazel-remote, Buildbarn and S3 servers, and Chromium (builds the servers once: 7 minutes)
+interop: ## test with real bazel-remote, Buildbarn and S3 servers, clients and Chromium; list skipped tests (builds the servers once: 7 minutes)
 	@.ci/tools browser
-	cd tests/interop && $(GO) test -count=1 -parallel 6 -timeout 60m ./...
+	@mkdir -p bin
+	cd tests/interop && $(GOTESTSUM) --packages ./... -- -count=1 -parallel 6 -timeout 60m
+	@.ci/ended bin/events-$@.json
 
 pictures: ## take the pictures of docs/console.md with Chromium
 	@.ci/tools browser
