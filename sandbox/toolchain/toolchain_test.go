@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -137,4 +138,23 @@ func TestSlowScan(t *testing.T) {
 	w := &Watch{now: time.Now, scan: &Scan{}, checking: make(chan struct{})} // the scan never ends
 	expect.Equal(t, w.Last(), "", "Last")
 	expect.Equal(t, w.Fingerprint(), "", "Fingerprint")
+}
+
+// BenchmarkRead scans 150,000 files, as a host with several compilers has. A server does so at startup.
+func BenchmarkRead(b *testing.B) {
+	const directories, files = 5000, 30
+	dir := b.TempDir()
+	for d := range directories {
+		sub := filepath.Join(dir, strconv.Itoa(d%50), strconv.Itoa(d))
+		must.Succeed(b, os.MkdirAll(sub, 0o755))
+		for f := range files {
+			must.Succeed(b, os.WriteFile(filepath.Join(sub, "header"+strconv.Itoa(f)+".h"), nil, 0o644))
+		}
+	}
+	inputs := []sandbox.Input{{Target: "/usr", Source: dir}}
+	for b.Loop() {
+		s := must.Get(Read(b.Context(), inputs))(b)
+		must.Be(b, s.Entries == directories*files+directories+50, "got %d entries", s.Entries)
+	}
+	b.ReportMetric(directories*files, "files/op")
 }
