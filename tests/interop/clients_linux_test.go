@@ -220,8 +220,8 @@ config:
 // debian lists packages that, with their dependencies, form a root file system with a compiler.
 var debian = []string{"dash", "coreutils", "gcc", "libc6-dev", "perl", "python3", "tzdata"}
 
-// TestBuildStreamOnDebian compiles a program on a root of 15,000 files: those of packages of this host, and copies of
-// headers.
+// TestBuildStreamOnDebian compiles a program on a root of 15,000 files, remotely and then from the action cache. The files
+// are those of packages of this host, and copies of headers.
 func TestBuildStreamOnDebian(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"apt-cache", "dpkg-query", "gcc"} {
@@ -249,10 +249,14 @@ config:
 		tar -c -h -T list 2> /dev/null | tar -x -C files/root
 		for i in 1 2 3 4 5 6; do cp -r files/root/usr/include files/root/usr/share/include$i; done
 		n=$(find files/root -type f | wc -l); test $n -ge 15000 || { echo "only $n files"; exit 1; }`, "sh"}, debian...)...)
-	p.must(p.program, "--config", "user.conf", "--no-colors", "build", "hello.bst")
-	expect.Equal(t, executions(t, addr, "bst"), 1, "executions")
-	p.must(p.program, "--config", "user.conf", "artifact", "checkout", "hello.bst", "--directory", "out")
-	expect.Equal(t, p.must(filepath.Join(p.dir, "out/bin/hello")), "hello\n", "output of the program")
+	for _, state := range []string{"empty", "filled by the first build"} {
+		p.must(p.program, "--config", "user.conf", "--no-colors", "build", "hello.bst")
+		expect.Equal(t, executions(t, addr, "bst"), 1, "with an action cache that is %s: executions in total", state)
+		p.must(p.program, "--config", "user.conf", "artifact", "checkout", "hello.bst", "--directory", "out")
+		expect.Equal(t, p.must(filepath.Join(p.dir, "out/bin/hello")), "hello\n",
+			"with an action cache that is %s: output of the program", state)
+		p.must("sh", "-c", `rm -r out "$HOME"`)
+	}
 }
 
 // TestMoon stores the outputs of a task in the cache, and restores them in a clean checkout.
