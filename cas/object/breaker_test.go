@@ -111,13 +111,20 @@ func frozen(_ string, r *http.Request) (*http.Response, error) {
 // killed refuses connections.
 func killed(string, *http.Request) (*http.Response, error) { return nil, syscall.ECONNREFUSED }
 
-// wantDown checks that calls of every kind fail at once and send nothing.
-func (b *bubble) wantDown(t *testing.T, why string) {
+// denied refuses our credentials.
+func denied(string, *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	refuse(w, 403, "AccessDenied", "")
+	return w.Result(), nil
+}
+
+// wantDown checks that calls of every kind fail at once, with an error of a kind, and send nothing.
+func (b *bubble) wantDown(t *testing.T, kind error, why string) {
 	t.Helper()
 	before, start := b.requests(), time.Now()
 	for call, f := range calls(b.store, b.present) {
-		if err := f(t.Context()); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), " since 20") {
-			t.Errorf("%s: got %v, want ErrUnavailable since when and for %q", call, err, why)
+		if err := f(t.Context()); !errors.Is(err, kind) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "since 20") {
+			t.Errorf("%s: got %v, want %v since when and for %q", call, err, kind, why)
 		}
 	}
 	if n := b.requests() - before; n != 0 || time.Since(start) != 0 {
@@ -138,31 +145,33 @@ func (b *bubble) wantUp(t *testing.T) {
 func TestDownBucketIsNotCalled(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer   func(string, *http.Request) (*http.Response, error)
+		want     error
 		why      string
 		requests int           // of the first call, at most
 		time     time.Duration // that it takes, at most
 	}{
-		"frozen": {frozen, "no answer for", 2, 31 * time.Second},
-		"killed": {killed, "connection refused", 5, 5 * time.Second},
+		"frozen": {frozen, cas.ErrUnavailable, "no answer for", 2, 31 * time.Second},
+		"killed": {killed, cas.ErrUnavailable, "connection refused", 5, 5 * time.Second},
+		"denied": {denied, cas.ErrDenied, "AccessDenied", 1, time.Second},
 		"broken": {func(string, *http.Request) (*http.Response, error) {
 			w := httptest.NewRecorder()
 			refuse(w, 503, "ServiceUnavailable", "")
 			return w.Result(), nil
-		}, "ServiceUnavailable", 5, 5 * time.Second},
+		}, cas.ErrUnavailable, "ServiceUnavailable", 5, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
 				for call, f := range calls(b.store, b.present) {
 					b.respond(c.answer)
 					start := time.Now()
-					if err := f(t.Context()); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), c.why) {
-						t.Errorf("%s: got %v, want ErrUnavailable with %q", call, err, c.why)
+					if err := f(t.Context()); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.why) {
+						t.Errorf("%s: got %v, want %v with %q", call, err, c.want, c.why)
 					}
 					if n, d := b.requests(), time.Since(start); n > c.requests || d > c.time {
 						t.Errorf("%s: took %d requests and %v, want at most %d and %v", call, n, d, c.requests, c.time)
 					}
 					time.Sleep(15 * time.Second) // for the probe
-					b.wantDown(t, c.why)
+					b.wantDown(t, c.want, c.why)
 					b.respond(nil)
 					time.Sleep(15 * time.Second)
 				}
@@ -180,7 +189,7 @@ func TestNewWaitsForTheBucket(t *testing.T) {
 		defer c.Close()
 		<-c.Probed()
 		b.client, b.store = c, named(t, c, "")
-		b.wantDown(t, "connection refused")
+		b.wantDown(t, cas.ErrUnavailable, "connection refused")
 		b.respond(nil)
 		time.Sleep(3 * time.Second)
 		b.wantUp(t)
@@ -283,7 +292,7 @@ func TestKilledBucketIsKnownSoon(t *testing.T) {
 			done <- err
 		}()
 		time.Sleep(201 * time.Millisecond) // the longest pause before the second attempt
-		b.wantDown(t, "connection refused")
+		b.wantDown(t, cas.ErrUnavailable, "connection refused")
 		if err := <-done; !errors.Is(err, cas.ErrUnavailable) || b.requests() > 3 {
 			t.Errorf("got %v after %d requests, want ErrUnavailable after at most 3", err, b.requests())
 		}

@@ -57,8 +57,11 @@ var throttling = map[string]bool{
 	"ThrottlingException": true, "RequestThrottled": true, "BandwidthLimitExceeded": true,
 }
 
-// down returns why an error of a probe means that the bucket is down, or nil.
+// down returns why an error of a probe means that the bucket is down, or nil. A bucket that refuses our credentials is.
 func down(err error) error {
+	if errors.Is(err, cas.ErrDenied) {
+		return err
+	}
 	if e, ok := errors.AsType[*unavailable](err); ok && e.kind != throttled {
 		return errors.New(e.reason)
 	}
@@ -92,7 +95,7 @@ func (c *Client) wrap(ctx context.Context, what string, err error) error {
 	var answer minio.ErrorResponse
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", op, ctx.Err())
-	} else if errors.Is(err, cas.ErrUnavailable) {
+	} else if errors.Is(err, cas.ErrUnavailable) || errors.Is(err, cas.ErrDenied) {
 		return fmt.Errorf("%s: %w", what, err) // of the health check
 	} else if !errors.As(err, &answer) {
 		return &unavailable{op: op, reason: reason(err)}

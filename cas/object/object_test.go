@@ -442,9 +442,11 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 			expect.Error(t, err, nil, "%s", call)
 		}
 		for status, want := range map[int]int{403: 1, 503: 5} {
-			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, _ string, _ int) bool {
-				refuse(w, status, "Refused", "")
-				return true
+			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, _ int) bool {
+				if kind == "GET" { // after a failed probe there are no further attempts
+					refuse(w, status, "Refused", "")
+				}
+				return kind == "GET"
 			}})
 			if _, err := store.Lookup(t.Context(), present); err == nil || s.called("GET") != want {
 				t.Errorf("%d: %v after %d calls, want %d", status, err, s.called("GET"), want)
@@ -687,6 +689,9 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 			missing, err := store.Missing(t.Context(), ds)
 			if !errors.Is(err, c.want) || err == nil && slices.Contains(missing, bad) != c.missing || len(missing) > 1 {
 				t.Errorf("%s fails with %d %s: got %v, %v, want it missing: %t, %v", c.kinds, c.status, c.code, missing, err, c.missing, c.want)
+			}
+			if c.want == cas.ErrDenied { // for one object
+				expect.Error(t, store.Check(t.Context()), nil, "the bucket")
 			}
 		}
 	})
