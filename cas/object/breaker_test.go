@@ -6,10 +6,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/minio/minio-go/v7"
@@ -176,6 +180,53 @@ func TestDownBucketIsNotCalled(t *testing.T) {
 					time.Sleep(15 * time.Second)
 				}
 				b.wantUp(t)
+			})
+		})
+	}
+}
+
+// TestDeniedBucketDelaysWriteBack checks that with write-back, uploads and queries succeed while the bucket refuses all
+// requests, or only writes when a present object has to be renewed, and that it gets everything afterwards.
+func TestDeniedBucketDelaysWriteBack(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		t.Run(fmt.Sprint("all requests: ", all), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				c := must.Get(object.NewOver(t.Context(), object.Config{URL: b.url("&expire_days=10")}, b))(t)
+				defer c.Close()
+				time.Sleep(6 * 24 * time.Hour)
+				local := castest.NewMemory()
+				o := must.Get(overlay.New(overlay.Config{
+					Local: func(name string) (*cas.Instance, error) {
+						return &cas.Instance{Name: name, Store: local, Actions: local}, nil
+					},
+					Upstream: c.Instance, Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
+				}))(t)
+				in := must.Get(o.Instance(""))(t)
+				b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+					if !all && (kind == "probe" || kind == http.MethodGet || kind == http.MethodHead) {
+						return nil, nil
+					}
+					return denied(kind, r)
+				})
+				data, _ := castest.Blob(3, 1000)
+				d := put(t, in.Store, data)
+				must.Succeed(t, in.Actions.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
+				var before int
+				for range 10 {
+					missing, err := in.Store.Missing(t.Context(), []cas.Digest{b.present, d})
+					expect.That(t, err == nil && slices.Equal(missing, []cas.Digest{b.present}),
+						"got missing %v, %v, want only the blob that is not local", missing, err)
+					time.Sleep(time.Minute)
+					if before == 0 {
+						before = b.requests()
+					}
+				}
+				expect.That(t, !all || b.requests() == before, "%d requests, want none while the bucket is down", b.requests()-before)
+				b.respond(nil)
+				must.Succeed(t, o.Close(t.Context()))
+				missing, err := b.store.Missing(t.Context(), []cas.Digest{d})
+				expect.That(t, err == nil && len(missing) == 0, "got missing %v, %v, want none", missing, err)
+				expect.Equal(t, must.Get(b.store.Lookup(t.Context(), d))(t).ExitCode, 3, "exit code of the sent result")
 			})
 		})
 	}

@@ -164,11 +164,7 @@ func (s *splicer) fetchChunks(ctx context.Context, chunks []cas.Digest) error {
 		own, others := s.fetch(ctx, wanted, map[cas.Digest]bool{})
 		err = cmp.Or(ctx.Err(), own, others)
 	}
-	if s.o.unusable(s.name, err) && s.o.config.Policy == WriteBack {
-		s.o.count(func(st *Stats) { st.Unanswered++ })
-		return nil
-	}
-	if absentOrCorrupt(err) {
+	if s.unanswered(err) || absentOrCorrupt(err) {
 		return nil
 	}
 	return err

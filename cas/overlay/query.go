@@ -4,6 +4,7 @@ package overlay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -47,6 +48,16 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 		c.setLate()
 		return none, errSlow
 	}
+}
+
+// unanswered reports whether to ignore err, of a query: with WriteBack, if the upstream is unusable or refuses the
+// query. It may refuse one although it is up, for example because it may not be written and a blob has to be renewed.
+func (s *store) unanswered(err error) bool {
+	if s.o.config.Policy != WriteBack || !errors.Is(err, cas.ErrDenied) && !s.o.unusable(s.name, err) {
+		return false
+	}
+	s.o.count(func(st *Stats) { st.Unanswered++ })
+	return true
 }
 
 // A call is a running call of the upstream, which may outlive its caller.

@@ -68,9 +68,9 @@ func absentOrCorrupt(err error) bool {
 
 // Missing implements cas.Store. A blob in the upstream counts as present: a read copies it. An unsent blob does not.
 //
-// If the upstream is unreachable, the presence of absent blobs is unknown. If Missing omitted them, a client could
-// depend on blobs that nobody has. With WriteBack Missing returns them, which costs only an upload. With WriteThrough
-// each upload would fail, so Missing fails and the client gets the reason.
+// If the upstream is unreachable or refuses the query, the presence of absent blobs is unknown. If Missing omitted them,
+// a client could depend on blobs that nobody has. With WriteBack Missing returns them, which costs only an upload. With
+// WriteThrough each upload would fail, so Missing fails and the client gets the reason.
 func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	s.o.used()
 	absent, err := s.local.Store.Missing(ctx, ds)
@@ -83,8 +83,7 @@ func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 		found, err := query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
 			return s.upstream.Store.Missing(ctx, absent)
 		})
-		if s.o.unusable(s.name, err) && s.o.config.Policy == WriteBack {
-			s.o.count(func(st *Stats) { st.Unanswered++ })
+		if s.unanswered(err) {
 			found = absent
 		} else if err != nil {
 			return nil, err

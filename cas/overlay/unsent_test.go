@@ -230,6 +230,25 @@ func TestDeniedUpstreamLosesNothing(t *testing.T) {
 	})
 }
 
+// TestRefusedQueriesAreUnanswered checks that with WriteBack, a blob is missing and a chunk is absent if the upstream,
+// which is up, refuses to say whether it has them. With WriteThrough the query fails.
+func TestRefusedQueriesAreUnanswered(t *testing.T) {
+	for name, policy := range policies {
+		p, m := newSplicer(t, policy)
+		_, d := put(t, p.upstream, 1, 100)
+		_, whole, of := castest.PutChunks(t, p.upstream, 2, 1<<20, 2<<20)
+		p.faultyUpstream.Fail(cas.ErrDenied, faulty.Missing)
+		if policy == overlay.WriteThrough {
+			_, err := p.store.Missing(t.Context(), []cas.Digest{d})
+			wantError(t, name, err, cas.ErrDenied)
+			continue
+		}
+		wantMissing(t, name, p.store, []cas.Digest{d}, []cas.Digest{d})
+		wantError(t, "Splice", m.Splice(t.Context(), whole, of), cas.ErrNotFound)
+		expect.Equal(t, p.Stats().Unanswered, 2, "unanswered")
+	}
+}
+
 // TestFailedBatchEndsClose checks that Close does not wait for a batch of which no blob was stored.
 func TestFailedBatchEndsClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
