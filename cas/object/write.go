@@ -31,14 +31,15 @@ const (
 )
 
 // Put implements cas.Store. It always writes, so that the object is new. It uploads a blob above 16 MiB in parts,
-// sequentially. A blob above 156 GiB is cas.ErrUpstreamFull.
+// sequentially. A blob above 156 GiB is both cas.ErrUpstreamFull and errors.ErrUnsupported.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := cas.CheckDigests(d); err != nil {
 		return err
 	}
 	what := fmt.Sprintf("store blob %s", d)
 	if d.Size() > maxBytes {
-		return fmt.Errorf("%s in %s: objects have at most %d bytes: %w", what, s.target, int64(maxBytes), cas.ErrUpstreamFull)
+		return fmt.Errorf("%s in %s: objects have at most %d bytes: %w (%w)", what, s.target, int64(maxBytes),
+			cas.ErrUpstreamFull, errors.ErrUnsupported)
 	}
 	if err := s.health.Ready(ctx); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

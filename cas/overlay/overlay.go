@@ -50,7 +50,7 @@ const (
 type Config struct {
 	// Local and Upstream are the instances; equal names belong together. The stores of the overlay have the
 	// capabilities Filer, Locator and Splicer if the local stores do. Batches use the upstream's Fetch and
-	// cas.Batcher.
+	// cas.Batcher. A blob too large for the upstream is both cas.ErrUpstreamFull and errors.ErrUnsupported.
 	Local, Upstream cas.Instances
 	Policy          Policy
 	// Journal is the path of a file that no other overlay uses. Another file has this name with the suffix .unsent.
@@ -87,7 +87,7 @@ type Stats struct {
 	Oldest       time.Time
 	Lost         int64 // writes that can never be sent: the local store has lost them, or their record was damaged
 	Unanswered   int64 // queries answered without the upstream, which was unreachable or failed
-	Refused      int64 // results that the upstream refused
+	Refused      int64 // results that the upstream refused, and blobs that are too large for it
 	Renewed      int64 // blobs and results renewed in the upstream because they were used locally
 	Restored     int64 // of these, blobs that the upstream had lost or could not renew, sent again from the local store
 	Unreadable   int64 // blobs that the upstream listed but could not deliver

@@ -393,6 +393,29 @@ func TestDeniedResultIsSentLater(t *testing.T) {
 	})
 }
 
+// TestBlobTooLargeForUpstreamStaysLocal checks that a blob that the upstream never accepts, and a result with this blob,
+// leave the journal, so that the local store may evict them. A blob that finds the upstream full does not.
+func TestBlobTooLargeForUpstreamStaysLocal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		p.faultyUpstream.Fail(fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported), faulty.Put)
+		_, large := put(t, p.store, 1, 3<<20)
+		_, small := put(t, p.store, 2, 100)
+		action := cas.SHA256.Sum([]byte("a"))
+		must.Succeed(t, p.actions.Record(t.Context(), action, &repb.ActionResult{StdoutDigest: large.Proto()}))
+		time.Sleep(time.Minute)
+		s := p.Stats()
+		expect.That(t, s.Pending == 0 && s.Refused == 2 && s.Lost == 0, "got %+v, want nothing pending and 2 refused", s)
+		expect.That(t, has(t, p.local, large) && has(t, p.upstream, small), "the blob is not local, or another was not sent")
+		p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Put)
+		put(t, p.store, 3, 3<<20)
+		time.Sleep(48 * time.Hour)
+		expect.Equal(t, p.Stats().Pending, 1, "pending while the upstream is full")
+		p.faultyUpstream.Heal()
+		must.Succeed(t, p.Close(t.Context()))
+	})
+}
+
 // TestLeftoversAreSentWithWriteThrough checks that entries that WriteBack has not sent are sent after a change to
 // WriteThrough, and that their blobs are missing until then or until they are put again.
 func TestLeftoversAreSentWithWriteThrough(t *testing.T) {

@@ -170,14 +170,20 @@ func (r *round) ended(e entry, err error) {
 	case r.o.unusable(e.instance, err):
 		r.unavailable = err
 		r.retry = append(r.retry, e)
-	case e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
-		r.o.config.Log.Error("the upstream still refuses a result; it stays local", "what", e.String(), "err", err)
+	case tooLarge(err), e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
+		r.o.config.Log.Error("the upstream refuses a blob or result for good; it stays local", "what", e.String(), "err", err)
 		r.refused++
 		r.done = append(r.done, e)
 	default:
 		r.o.warn("the upstream does not accept an entry yet", "what", e.String(), "err", err)
 		r.delay = append(r.delay, e)
 	}
+}
+
+// tooLarge reports whether err, of sending a blob or a result, means that the upstream never accepts a blob of this
+// size.
+func tooLarge(err error) bool {
+	return errors.Is(err, cas.ErrUpstreamFull) && errors.Is(err, errors.ErrUnsupported)
 }
 
 // outdated reports whether to give up a result that the upstream denies us. The operator may correct the permissions,

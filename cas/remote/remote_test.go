@@ -534,7 +534,8 @@ func TestPutRejectsBlobAboveServerLimit(t *testing.T) {
 	for size, want := range map[int]error{2 << 20: nil, 2<<20 + 1: cas.ErrUpstreamFull} {
 		s.breakStreams(0, 0)
 		b, d := castest.Blob(1, size)
-		if err := store.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, want) || (want == nil) != (s.called("Write") == 1) {
+		if err := store.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, want) || (want == nil) != (s.called("Write") == 1) ||
+			errors.Is(err, errors.ErrUnsupported) != (want != nil) {
 			t.Errorf("%d bytes: got %v after %d calls, want %v", size, err, s.called("Write"), want)
 		}
 	}

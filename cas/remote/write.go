@@ -21,7 +21,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Put implements cas.Store. It restarts a broken stream if r is an io.Seeker.
+// Put implements cas.Store. It restarts a broken stream if r is an io.Seeker. A blob above the limit of the server is
+// both cas.ErrUpstreamFull and errors.ErrUnsupported.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := cas.CheckDigests(d); err != nil {
 		return err
@@ -31,8 +32,8 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 		return err
 	}
 	if t.maxBlob > 0 && d.Size() > t.maxBlob {
-		return fmt.Errorf("store blob %s at %s: the server accepts blobs of up to %d bytes: %w",
-			d, s.target, t.maxBlob, cas.ErrUpstreamFull)
+		return fmt.Errorf("store blob %s at %s: the server accepts blobs of up to %d bytes: %w (%w)",
+			d, s.target, t.maxBlob, cas.ErrUpstreamFull, errors.ErrUnsupported)
 	}
 	if d.Size() <= t.maxSmall {
 		b := cas.Blob{Digest: d, Data: make([]byte, d.Size())}
