@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -115,6 +116,29 @@ func TestUnfinishedUploadIsMissing(t *testing.T) {
 		must.Succeed(t, <-done)
 	}
 	wantMissing(t, "after the upload", p.store, []cas.Digest{d}, nil)
+}
+
+// TestPutAtTheEndOfAnUpload puts a blob again while the end of its upload is being recorded. It must not be missing
+// afterwards.
+func TestPutAtTheEndOfAnUpload(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	gate := p.faultyUpstream.Hold(faulty.Put)
+	b, d := castest.Blob(1, 3<<20)
+	done := make(chan error, 2)
+	upload := func() { done <- p.store.Put(t.Context(), d, bytes.NewReader(b)) }
+	go upload()
+	gate.Arrived()
+	release := sync.OnceFunc(p.HoldSent())
+	defer release()
+	gate.Open()
+	must.Hold(t, "the upstream has the blob", func() bool { return !p.Unsent(d) })
+	go upload()
+	must.Hold(t, "the second upload", func() bool { return p.Unsent(d) || p.faultyUpstream.Calls(faulty.Put) == 2 })
+	release()
+	for range 2 {
+		must.Succeed(t, <-done)
+	}
+	wantMissing(t, "put twice", p.store, []cas.Digest{d}, nil)
 }
 
 // TestUnsentBlobIsSentWithItsResult checks that a result sends its unsent blobs, which are then present.

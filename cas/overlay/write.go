@@ -138,12 +138,14 @@ func (s *store) upload(d cas.Digest) *upload {
 	}
 	s.o.uploads[k] = u
 	s.o.work.Go(func() {
-		if u.err = s.copyUpstream(s.o.ctx, d, unpaced); u.err == nil {
-			s.recordSent(d)
-		}
+		u.err = s.copyUpstream(s.o.ctx, d, unpaced)
+		// A Put whose local copy is newer than recordSent must not join: nothing would strike out its record.
 		s.o.mu.Lock()
 		delete(s.o.uploads, k)
 		s.o.mu.Unlock()
+		if u.err == nil {
+			s.recordSent(d)
+		}
 		close(u.done)
 	})
 	return u
