@@ -57,6 +57,11 @@ var throttling = map[string]bool{
 	"ThrottlingException": true, "RequestThrottled": true, "BandwidthLimitExceeded": true,
 }
 
+// expired has the codes of responses, with status 400, that refuse the token of temporary credentials.
+var expired = map[string]bool{
+	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
+}
+
 // down returns why an error of a probe means that the bucket is down, or nil. A bucket that refuses our credentials is.
 func down(err error) error {
 	if errors.Is(err, cas.ErrDenied) {
@@ -112,10 +117,13 @@ func (c *Client) wrap(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("%s: %w; free space in the bucket or raise its quota; %s", op, cas.ErrUpstreamFull, text)
 	case answer.Code == "InvalidObjectState" || answer.Code == "ObjectNotInActiveTierError": // of reads and copies
 		return fmt.Errorf("%s: %w: the object is archived; let no rule of the bucket archive objects; %s", op, cas.ErrCorrupt, text)
-	case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
+	case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden ||
+		expired[answer.Code]:
 		advice := "check the credentials and the clock"
 		if answer.Code == minio.AccessDenied {
 			advice = fmt.Sprintf("grant these credentials %s on bucket %s", c.permissions(), c.bucket)
+		} else if expired[answer.Code] {
+			advice = "renew the temporary credentials, and restart this process if they come from its environment"
 		}
 		return fmt.Errorf("%s: %w; %s; %s", op, cas.ErrDenied, advice, text)
 	case answer.StatusCode == http.StatusTooManyRequests || throttling[answer.Code]:

@@ -130,7 +130,8 @@ func (s *Store) present(ctx context.Context, d cas.Digest) error {
 		info, err = s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
 		return err
 	})
-	if s.failsAlone(ctx, err) {
+	alone, err := s.failsAlone(ctx, what, err)
+	if alone {
 		// A response to HEAD has no body, which would tell damage from throttling.
 		var r *reader
 		if r, info, err = s.open(ctx, what, key, 0); err == nil {
@@ -163,7 +164,8 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 			cas.ErrNotFound)
 	}
 	var copied minio.UploadInfo
-	err := s.doCopy(ctx, "copy", what+" and renew it", info.Size, func(ctx context.Context) (err error) {
+	what += " and renew it"
+	err := s.doCopy(ctx, "copy", what, info.Size, func(ctx context.Context) (err error) {
 		copied, err = s.core.Client.CopyObject(ctx,
 			// S3 rejects a copy without any change
 			minio.CopyDestOptions{Bucket: s.bucket, Object: key, ReplaceMetadata: true},
@@ -174,15 +176,24 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 		// Some servers only replace the metadata.
 		return fmt.Errorf("%s in %s: it expires soon and copying does not renew it: %w", what, s.target, cas.ErrNotFound)
 	}
-	if s.failsAlone(ctx, err) {
-		return unusable(err)
+	alone, err := s.failsAlone(ctx, what, err)
+	if alone {
+		err = unusable(err)
 	}
 	return err
 }
 
-// failsAlone reports whether err, of a call about one object, is about that object: the bucket answers other calls.
-func (s *Store) failsAlone(ctx context.Context, err error) bool {
-	return ofObject(err) && s.health.Probe(ctx) == nil
+// failsAlone reports whether err, of a call about one object, is about that object: the bucket answers a probe. If a
+// probe fails, it returns the error of the probe, and otherwise err. Expired credentials, for example, are the error of
+// a probe, but nothing in a response to HEAD tells them from a malformed request.
+func (s *Store) failsAlone(ctx context.Context, what string, err error) (bool, error) {
+	if !ofObject(err) {
+		return false, err
+	}
+	if failed := s.health.Probe(ctx); failed != nil {
+		return false, fmt.Errorf("%s: %w", what, failed)
+	}
+	return true, err
 }
 
 // unusable returns err, which is about one object, as cas.ErrNotFound: the object is to be put again, and must not fail
