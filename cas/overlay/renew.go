@@ -74,6 +74,14 @@ func (u *uses) see(hash uint64) {
 	u.seen[bit/64] |= 1 << (bit % 64)
 }
 
+// unsee makes the next use of e renew it again.
+func (u *uses) unsee(e entry) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	bit := u.hash(e) % filterBits
+	u.seen[bit/64] &^= 1 << (bit % 64)
+}
+
 // add records uses.
 func (u *uses) add(kind kind, instance string, ds ...cas.Digest) {
 	if u.interval <= 0 {
@@ -179,7 +187,8 @@ func (o *Overlay) renewUsed() {
 		}
 		pause = renewPause
 		due, sample := o.uses.take(size)
-		if _, err := o.renew(due); err != nil {
+		failed, _, err := o.renew(due)
+		if err != nil {
 			if o.ctx.Err() == nil {
 				o.warn("cannot renew leases in the upstream yet", "err", err)
 			}
@@ -188,24 +197,25 @@ func (o *Overlay) renewUsed() {
 			continue
 		}
 		size = min(2*size, renewBatch)
-		o.count(func(st *Stats) { st.Renewed += int64(len(due)) })
-		if restored, err := o.renew(sample); err == nil && restored > 0 {
+		o.count(func(st *Stats) { st.Renewed += int64(len(due) - failed) })
+		if _, restored, err := o.renew(sample); err == nil && restored > 0 {
 			o.uses.forget()
 		}
 	}
 }
 
 // renew renews entries in the upstream. It sends local blobs that are absent there, and returns their number. It does
-// not send absent results, because somebody may have removed them.
-func (o *Overlay) renew(entries []entry) (restored int, err error) {
+// not send absent results, because somebody may have removed them. It also returns the number of results that the
+// upstream fails to look up: their next use tries again, since it may always fail for some.
+func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 	for instance, ds := range blobsByInstance(entries) {
 		s, err := o.store(instance)
 		if err != nil {
-			return restored, err
+			return 0, restored, err
 		}
 		n, err := s.renewBlobs(o.ctx, ds)
 		if restored += n; err != nil {
-			return restored, err
+			return 0, restored, err
 		}
 	}
 	for _, e := range entries {
@@ -216,11 +226,16 @@ func (o *Overlay) renew(entries []entry) (restored int, err error) {
 		if err == nil {
 			_, err = s.upstream.Actions.Lookup(o.ctx, e.digest)
 		}
-		if errors.Is(err, cas.ErrUnavailable) {
-			return restored, err
+		switch {
+		case o.ctx.Err() != nil || o.unusable(e.instance, err):
+			return failed, restored, err
+		case err != nil && !errors.Is(err, cas.ErrNotFound):
+			o.warn("cannot renew results in the upstream yet", "err", err)
+			o.uses.unsee(e)
+			failed++
 		}
 	}
-	return restored, nil
+	return failed, restored, nil
 }
 
 // renewBlobs is renew for the blobs of one instance, except pending ones.

@@ -288,6 +288,28 @@ func TestUsedResultsAreRenewed(t *testing.T) {
 	})
 }
 
+// TestFailedResultIsRenewedAtItsNextUse checks that a result that the upstream fails to renew, for example because it
+// has no room for a copy, does not wait for the next interval.
+func TestFailedResultIsRenewedAtItsNextUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteThrough)
+		action := cas.SHA256.Sum([]byte("a"))
+		for _, s := range []cas.ActionCache{p.local, p.upstream} {
+			must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{}))
+		}
+		p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Lookup)
+		for use := range 3 {
+			must.Get(p.actions.Lookup(t.Context(), action))(t)
+			time.Sleep(time.Hour)
+			n, s := p.faultyUpstream.Calls(faulty.Lookup), p.Stats()
+			if n != min(use+1, 2) || s.Renewed != int64(min(use, 1)) {
+				t.Errorf("after %d uses: got %d upstream lookups and %d renewals", use+1, n, s.Renewed)
+			}
+			p.faultyUpstream.Heal()
+		}
+	})
+}
+
 func TestRenewalCanBeDisabled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
