@@ -14,7 +14,7 @@ import (
 type Measure struct {
 	Name  string
 	Bytes bool    // shown in MiB
-	Most  float64 // at the end
+	Most  float64 // in every sample
 	Slope float64 // most growth per hour
 }
 
@@ -74,21 +74,24 @@ func slope(samples []Sample, name string) float64 {
 	return xy / xx
 }
 
-// Text writes a table of start, end and slope of each measure with its bounds, and returns the names of those that
+// Text writes a table of start, end, peak and slope of each measure with its bounds, and returns the names of those that
 // exceed them. samples has at least one sample.
 func Text(out io.Writer, samples []Sample, measures []Measure) (exceeded []string, err error) {
 	first, last := samples[0], samples[len(samples)-1]
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "\tstart\tend\tat most\tper hour\tat most\t\n")
+	fmt.Fprint(w, "\tstart\tend\tpeak\tat most\tper hour\tat most\t\n")
 	for _, m := range measures {
-		rise, end := slope(samples, m.Name), last.Values[m.Name]
+		rise, peak := slope(samples, m.Name), 0.0
+		for _, s := range samples {
+			peak = max(peak, s.Values[m.Name])
+		}
 		mark := ""
-		if end > m.Most || last.At >= minFit && rise > m.Slope {
+		if peak > m.Most || last.At >= minFit && rise > m.Slope {
 			exceeded = append(exceeded, m.Name)
 			mark = "  EXCEEDED"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, m.text(first.Values[m.Name]), m.text(end), m.text(m.Most),
-			m.change(rise), m.change(m.Slope), mark)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, m.text(first.Values[m.Name]),
+			m.text(last.Values[m.Name]), m.text(peak), m.text(m.Most), m.change(rise), m.change(m.Slope), mark)
 	}
 	if err := w.Flush(); err != nil {
 		return nil, err

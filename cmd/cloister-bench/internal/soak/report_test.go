@@ -55,6 +55,7 @@ func TestTextReportsWhatExceedsABound(t *testing.T) {
 		{"beyond the slope", series(60, grow(0.2)), true},
 		{"beyond the slope in a short run", series(10, grow(0.2)), false},
 		{"beyond the level in a short run", series(2, grow(30)), true},
+		{"a peak", series(60, func(i int) float64 { return mib * float64(50+51*(i%31/30)) }), true},
 	} {
 		var text strings.Builder
 		exceeded := must.Get(Text(&text, c.samples, measures))(t)
