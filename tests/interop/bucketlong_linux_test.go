@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
@@ -142,6 +143,51 @@ func TestKillsAndOutagesLoseNothing(t *testing.T) {
 	for _, data := range blobs() {
 		s.upload(t, data)
 		b.wantObject(t, "serve", cas.SHA256.Sum(data))
+	}
+}
+
+// TestFrozenBucketLosesNothing freezes the bucket behind write-back. Queries, actions and uploads succeed, also after serve
+// was killed, and the bucket has all blobs and results when it answers again.
+func TestFrozenBucketLosesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBucket(t, "plain")
+	s := serveBucket(t, b, "--cas-write=back")
+	_, absent := castest.Blob(40, 1000)
+	thaw := freeze(t, b)
+	var acked, actions []cas.Digest
+	for round := range 2 {
+		wantMissing(t, s.store, absent, true)
+		a := action(t, s.store, fmt.Sprintf("echo %d > out/copy", round), time.Minute)
+		result := must.Get(execute(t.Context(), s.Addr, "", a))(t).GetResult()
+		expect.Equal(t, len(result.GetOutputFiles()), 1, "outputs")
+		actions = append(actions, must.Get(cas.FromProto(cas.SHA256, a))(t))
+		u := startUploader(t, s.store, round)
+		must.Hold(t, "uploads", func() bool { n, _ := u.counts(); return n > 30 })
+		_, refused := u.counts()
+		expect.Equal(t, refused, 0, "refused uploads")
+		if round == 0 {
+			s.Kill()
+		}
+		close(u.stop)
+		u.group.Wait()
+		acked = append(acked, u.acked...)
+		if round == 0 {
+			s.start(t)
+		}
+	}
+	thaw()
+	bucket := b.store(t, "serve")
+	must.Hold(t, "all blobs and results are in the bucket", func() bool {
+		for _, a := range actions {
+			if _, err := bucket.Lookup(t.Context(), a); err != nil {
+				return false
+			}
+		}
+		missing, err := bucket.Missing(t.Context(), acked)
+		return err == nil && len(missing) == 0
+	})
+	for _, d := range acked {
+		b.wantObject(t, "serve", d)
 	}
 }
 
