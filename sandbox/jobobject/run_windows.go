@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/limit"
 	"github.com/cloister-build/cloister/sandbox/internal/placement"
 	"golang.org/x/sys/windows"
 )
@@ -114,7 +115,7 @@ func (r *run) follow(ctx context.Context, res *sandbox.Result) error {
 		res.Exceeded = e
 	}
 	if r.fullProcesses > 0 {
-		e := placement.Event(sandbox.LimitProcesses, r.limits.Processes, r.limits.Processes)
+		e := limit.Event(sandbox.LimitProcesses, r.limits.Processes, r.limits.Processes)
 		e.Count = r.fullProcesses
 		res.Events = append(res.Events, *e)
 	}
@@ -137,9 +138,9 @@ func (r *run) exceeded() *sandbox.Event {
 	case err != nil: // follow reports it
 		return nil
 	case memory:
-		return placement.Event(sandbox.LimitMemory, max(used.peakMemory, l.Memory), l.Memory)
+		return limit.Event(sandbox.LimitMemory, max(used.peakMemory, l.Memory), l.Memory)
 	case l.CPU != sandbox.Unlimited && used.user+used.kernel >= l.CPU:
-		return placement.Event(sandbox.LimitCPU, int64(used.user+used.kernel), int64(l.CPU))
+		return limit.Event(sandbox.LimitCPU, int64(used.user+used.kernel), int64(l.CPU))
 	}
 	return nil
 }

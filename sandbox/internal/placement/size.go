@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/limit"
 )
 
 // Limits are those that Host enforces.
@@ -30,7 +31,7 @@ func (r *Run) exceeded(ended bool) *sandbox.Event {
 	if r.ws == nil {
 		return nil
 	}
-	byteLimit, fileLimit := lower(r.spec.Limits.OutputBytes, r.ws.bytes), lower(r.spec.Limits.OutputFiles, r.ws.files)
+	byteLimit, fileLimit := limit.Lower(r.spec.Limits.OutputBytes, r.ws.bytes), limit.Lower(r.spec.Limits.OutputFiles, r.ws.files)
 	if byteLimit == sandbox.Unlimited && fileLimit == sandbox.Unlimited {
 		return nil
 	}
@@ -52,29 +53,13 @@ func (r *Run) exceeded(ended bool) *sandbox.Event {
 	return nil
 }
 
-// Event returns the event for a limit that a run has hit.
-func Event(l sandbox.Limit, actual, limit int64) *sandbox.Event {
-	return &sandbox.Event{
-		Kind: sandbox.EventLimit, Subject: string(l), Count: 1,
-		Actual: l.Format(actual), Limit: l.Format(limit), ActualValue: actual, LimitValue: limit, Unit: l.Unit(),
-	}
-}
-
-// event is Event for trees of at least this size, unless unmeasured is nil.
-func event(l sandbox.Limit, actual, limit int64, unmeasured error) *sandbox.Event {
-	e := Event(l, actual, limit)
+// event is limit.Event for trees of at least this size, unless unmeasured is nil.
+func event(l sandbox.Limit, actual, most int64, unmeasured error) *sandbox.Event {
+	e := limit.Event(l, actual, most)
 	if unmeasured != nil {
 		e.Actual = "at least " + e.Actual + ", not measurable: " + unmeasured.Error()
 	}
 	return e
-}
-
-// lower returns the lower of two limits.
-func lower(a, b int64) int64 {
-	if a == sandbox.Unlimited || b == sandbox.Unlimited {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 // size returns the bytes and the number of entries below dir, as the file system has them. An entry that cannot be read
