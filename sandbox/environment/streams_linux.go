@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"reflect"
 	"sync"
 	"time"
 
@@ -59,7 +58,7 @@ func (e *Environment) open(std sandbox.Stdio) (_ *streams, err error) {
 		if w == nil {
 			w = io.Discard
 		}
-		if i == 1 && same(std.Stdout, std.Stderr) {
+		if i == 1 && wire.SameWriter(std.Stdout, std.Stderr) {
 			fd, err := unix.FcntlInt(uintptr(s.theirs[1]), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				return nil, fmt.Errorf("output pipe: %w", err)
@@ -81,11 +80,6 @@ func (e *Environment) open(std sandbox.Stdio) (_ *streams, err error) {
 		s.copying.Go(func() { s.copy(w, r) })
 	}
 	return s, e.own(s)
-}
-
-// same reports whether a and b are one writer. Comparing other values could panic.
-func same(a, b io.Writer) bool {
-	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // add adds a descriptor of f that blocks, as programs expect.

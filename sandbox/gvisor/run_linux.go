@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
 	"github.com/cloister-build/cloister/sandbox/internal/limit"
 	"github.com/cloister-build/cloister/sandbox/internal/source"
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -240,7 +240,7 @@ func (r *run) streams(std sandbox.Stdio) (theirs []*os.File, err error) {
 		if w == nil {
 			w = io.Discard
 		}
-		if i == 1 && same(std.Stdout, std.Stderr) {
+		if i == 1 && wire.SameWriter(std.Stdout, std.Stderr) {
 			fd, err := unix.FcntlInt(theirs[1].Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				return theirs, fmt.Errorf("output pipe: %w", err)
@@ -274,11 +274,6 @@ func dupStdin(pipe *os.File) (*os.File, error) {
 	}
 	fd, err := unix.FcntlInt(pipe.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	return os.NewFile(uintptr(fd), "stdin"), err
-}
-
-// same reports whether a and b are one writer, which then gets one pipe. Comparing other values could panic.
-func same(a, b io.Writer) bool {
-	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // send sends the messages to the guest, which may be gone, until end closes them and the pipe.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -106,7 +105,7 @@ func (r *run) close() {
 func (r *run) plan() (key string, sources []int, err error) {
 	r.request = runRequest{
 		Spec: *r.spec, Bytes: sandbox.Unlimited, Files: sandbox.Unlimited,
-		Stdin: r.std.Stdin != nil, Same: same(r.std.Stdout, r.std.Stderr),
+		Stdin: r.std.Stdin != nil, Same: wire.SameWriter(r.std.Stdout, r.std.Stderr),
 	}
 	spec := &r.request.Spec
 	var w *workspace
@@ -153,11 +152,6 @@ func (r *run) plan() (key string, sources []int, err error) {
 		r.served[i] = n
 	}
 	return id.String(), sources, nil
-}
-
-// same reports whether a and b are one writer, which then gets one stream. Comparing other values could panic.
-func same(a, b io.Writer) bool {
-	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // follow performs the run in r.m and sets r.fit. If it is false, the machine has ended.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"reflect"
 	"sync"
 	"syscall"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
 	"github.com/cloister-build/cloister/sandbox/internal/monitor"
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -223,7 +223,7 @@ func (r *run) streams(std sandbox.Stdio) error {
 		if w == nil {
 			w = io.Discard
 		}
-		if i == 1 && same(std.Stdout, std.Stderr) {
+		if i == 1 && wire.SameWriter(std.Stdout, std.Stderr) {
 			fd, err := unix.FcntlInt(uintptr(r.slotFDs[len(r.slotFDs)-1]), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				return fmt.Errorf("output pipe: %w", err)
@@ -250,11 +250,6 @@ func (r *run) streams(std sandbox.Stdio) error {
 		})
 	}
 	return nil
-}
-
-// same reports whether a and b are one writer, which then gets one pipe. Comparing other values could panic.
-func same(a, b io.Writer) bool {
-	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // handOver closes what the slot has received.

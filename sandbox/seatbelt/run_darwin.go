@@ -10,13 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/placement"
 	"github.com/cloister-build/cloister/sandbox/internal/preflight"
+	"github.com/cloister-build/cloister/sandbox/internal/wire"
 	"golang.org/x/sys/unix"
 )
 
@@ -102,7 +102,7 @@ func (b *backend) execute(
 	cmd.Env, cmd.Dir, cmd.ExtraFiles = []string{}, placed.Dir, []*os.File{status}
 	stderr := &head{w: std.Stderr}
 	cmd.Stdout, cmd.Stderr = std.Stdout, stderr
-	if same(std.Stdout, std.Stderr) {
+	if wire.SameWriter(std.Stdout, std.Stderr) {
 		cmd.Stdout = stderr
 	}
 	if std.Stdin != nil {
@@ -123,11 +123,6 @@ func (b *backend) execute(
 		family: family{group: cmd.Process.Pid, known: map[int]int64{}},
 	}
 	return r.follow(ctx, res)
-}
-
-// same reports whether a and b are one writer, which then gets one pipe. Comparing other values could panic.
-func same(a, b io.Writer) bool {
-	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // A run is a running command.
