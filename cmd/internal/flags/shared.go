@@ -15,13 +15,7 @@ const shared = "cloister_shared"
 
 // Share marks flags that many commands have. Their help only names them, and one page explains them (SharedUsages), so
 // that the help of a command fits on a screen.
-func Share(f *pflag.FlagSet, names ...string) {
-	for _, name := range names {
-		if err := f.SetAnnotation(name, shared, []string{"true"}); err != nil {
-			panic(err) // there is no such flag
-		}
-	}
-}
+func Share(f *pflag.FlagSet, names ...string) { annotate(f, shared, names) }
 
 // columns is the width of --help.
 const columns = 120

@@ -5,6 +5,7 @@ package flags
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -16,9 +17,12 @@ const mayBeEmpty = "cloister_may_be_empty"
 // AllowEmpty permits the empty text as the value of flags for which it has a meaning of its own. ExplainMistakes
 // refuses it for all other flags: an unset variable in a unit file, as in --auth "$AUTH", must not disable a
 // protection.
-func AllowEmpty(f *pflag.FlagSet, names ...string) {
+func AllowEmpty(f *pflag.FlagSet, names ...string) { annotate(f, mayBeEmpty, names) }
+
+// annotate sets an annotation of flags that exist.
+func annotate(f *pflag.FlagSet, key string, names []string) {
 	for _, name := range names {
-		if err := f.SetAnnotation(name, mayBeEmpty, []string{"true"}); err != nil {
+		if err := f.SetAnnotation(name, key, []string{"true"}); err != nil {
 			panic(err) // there is no such flag
 		}
 	}
@@ -49,4 +53,21 @@ func empty(v pflag.Value) bool {
 		return len(values) == 0 || slices.Contains(values, "")
 	}
 	return v.String() == ""
+}
+
+// repeatable is the annotation of flags that Repeatable marks.
+const repeatable = "cloister_repeatable"
+
+// Repeatable marks flags of our own types that collect the values of several uses.
+func Repeatable(f *pflag.FlagSet, names ...string) { annotate(f, repeatable, names) }
+
+// IsRepeatable reports whether a flag collects the values of several uses.
+func IsRepeatable(f *pflag.Flag) bool {
+	_, list := f.Value.(pflag.SliceValue)
+	return list || f.Annotations[repeatable] != nil
+}
+
+// Variable returns the environment variable of a flag, such as CLOISTER_MAX_SIZE for max-size.
+func Variable(name string) string {
+	return "CLOISTER_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }

@@ -7,9 +7,11 @@ package flags
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 )
@@ -167,3 +169,95 @@ func (b *Bytes) String() string { return sandbox.Bytes(int64(*b)) }
 
 // Type implements pflag.Value.
 func (*Bytes) Type() string { return "size" }
+
+// Duration is a flag of a duration from 0 that also accepts days: "90s", "3h", "14d", "1d12h", "0".
+type Duration time.Duration
+
+const (
+	// Day is 24 hours.
+	Day = 24 * time.Hour
+	// MaxDuration is a hundred years, well below the overflow of a time.Duration.
+	MaxDuration = 36500 * Day
+)
+
+// Set implements pflag.Value.
+func (d *Duration) Set(text string) error {
+	days, rest, hasDays := strings.Cut(text, "d")
+	if !hasDays {
+		days, rest = "0", text
+	}
+	n, err := strconv.ParseUint(days, 10, 16)
+	var r time.Duration
+	if err == nil && rest != "" {
+		r, err = time.ParseDuration(rest)
+	}
+	if err != nil || text == "" || r < 0 || r > MaxDuration || n > uint64((MaxDuration-r)/Day) {
+		return errors.New("write 90s, 3h or 14d")
+	}
+	*d = Duration(time.Duration(n)*Day + r)
+	return nil
+}
+
+// String implements pflag.Value.
+func (d *Duration) String() string {
+	t := time.Duration(*d)
+	if t >= Day && t%Day == 0 {
+		return strconv.Itoa(int(t/Day)) + "d"
+	}
+	text := t.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// Type implements pflag.Value.
+func (*Duration) Type() string { return "duration" }
+
+// Percent is a flag of a fraction: "1%", "0.5%" or "0.01". It rejects "1", which is ambiguous.
+type Percent float64
+
+// Set implements pflag.Value.
+func (p *Percent) Set(text string) error {
+	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	v, err := strconv.ParseFloat(number, 64)
+	if percent {
+		v /= 100
+	}
+	if err != nil || !(v >= 0 && v <= 1) { // also rejects NaN
+		return errors.New("write a fraction from 0 to 100%, such as 1%, 0.5% or 0.01")
+	}
+	if v == 1 && !percent {
+		return errors.New("write 1% or 100%")
+	}
+	*p = Percent(v)
+	return nil
+}
+
+// String implements pflag.Value.
+func (p *Percent) String() string { return strconv.FormatFloat(float64(*p)*100, 'g', 6, 64) + "%" }
+
+// Type implements pflag.Value.
+func (*Percent) Type() string { return "percent" }
+
+// FileMode is a flag of permission bits, in octal.
+type FileMode fs.FileMode
+
+// Set implements pflag.Value.
+func (m *FileMode) Set(s string) error {
+	n, err := strconv.ParseUint(s, 8, 32)
+	if err != nil || n > 0o777 {
+		return errors.New("write 0600 or 0660")
+	}
+	*m = FileMode(n)
+	return nil
+}
+
+// String implements pflag.Value.
+func (m *FileMode) String() string { return fmt.Sprintf("%04o", uint32(*m)) }
+
+// Type implements pflag.Value.
+func (*FileMode) Type() string { return "octal" }
