@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/internal/flags"
@@ -53,4 +54,23 @@ func Age(seconds float64) string {
 		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
 	}
 	return fmt.Sprintf("%dd%dh", d/flags.Day, d%flags.Day/time.Hour)
+}
+
+// Count returns a number with its noun, which is plural unless there is one: "1 action", "2 actions", "2 entries".
+func Count[N int | int32 | int64 | uint64](n N, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	if stem, ok := strings.CutSuffix(noun, "ry"); ok {
+		noun = stem + "rie"
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// Red returns text in red if coloured is set. Text must be printable.
+func Red(text string, coloured bool) string {
+	if !coloured {
+		return text
+	}
+	return "\x1b[31m" + text + "\x1b[0m"
 }
