@@ -6,8 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -21,18 +19,7 @@ import (
 func main() {
 	root := rootCommand()
 	flags.ExplainMistakes(root)
-	err := root.ExecuteContext(context.Background())
-	if err == nil {
-		return
-	}
-	e, ok := errors.AsType[*exit.Error](err)
-	if !ok { // cobra found a mistake in the command line
-		e = exit.New(exit.Usage, err)
-	}
-	if e.Err != nil {
-		fmt.Fprintf(os.Stderr, "cloister-bench: %v\n", e.Err)
-	}
-	os.Exit(e.Code)
+	exit.End("cloister-bench", root.ExecuteContext(context.Background()))
 }
 
 func rootCommand() *cobra.Command {

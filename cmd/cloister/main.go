@@ -5,10 +5,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/config"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
@@ -19,18 +17,7 @@ import (
 )
 
 func main() {
-	err := rootCommand().Execute()
-	if err == nil {
-		return
-	}
-	e, ok := errors.AsType[*exit.Error](err)
-	if !ok { // cobra found a mistake in the command line
-		e = exit.New(exit.Usage, err)
-	}
-	if e.Err != nil {
-		fmt.Fprintf(os.Stderr, "cloister: %v\n", e.Err)
-	}
-	os.Exit(e.Code)
+	exit.End("cloister", rootCommand().Execute())
 }
 
 // A group is a section of --help.

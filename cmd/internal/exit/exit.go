@@ -6,6 +6,7 @@ package exit
 import (
 	"errors"
 	"fmt"
+	"os"
 )
 
 // Exit codes of every subcommand but run, which returns the code of its command.
@@ -35,6 +36,21 @@ func Compared(err error) *Error {
 		return New(Unreachable, err)
 	}
 	return New(Trouble, err)
+}
+
+// End ends a program after its command line has returned err, which it prints. Without an error it returns.
+func End(program string, err error) {
+	if err == nil {
+		return
+	}
+	e, ok := errors.AsType[*Error](err)
+	if !ok { // cobra found a mistake in the command line
+		e = New(Usage, err)
+	}
+	if e.Err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", program, e.Err)
+	}
+	os.Exit(e.Code)
 }
 
 func (e *Error) Error() string {
