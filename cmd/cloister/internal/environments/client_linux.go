@@ -115,27 +115,21 @@ func (c *Command) streams() (files []*os.File, done func(), err error) {
 
 // Stop ends a sandbox, waits for its end and returns its last state.
 func Stop(ctx context.Context, name string) (*State, error) {
-	dir, held, err := end(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	defer held.Close()
-	s, err := read(dir)
-	if err != nil {
-		return nil, exit.New(exit.Environment, err)
-	}
-	return s, nil
+	return finish(ctx, name, func(string) error { return nil })
 }
 
 // Remove ends a sandbox, removes its directory and returns its last state.
-func Remove(ctx context.Context, name string) (*State, error) {
+func Remove(ctx context.Context, name string) (*State, error) { return finish(ctx, name, discard) }
+
+// finish ends a sandbox, passes its directory to leave and returns its last state.
+func finish(ctx context.Context, name string, leave func(dir string) error) (*State, error) {
 	dir, held, err := end(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	defer held.Close()
 	s, err := read(dir)
-	if err := errors.Join(err, discard(dir)); err != nil {
+	if err := errors.Join(err, leave(dir)); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
 	return s, nil
