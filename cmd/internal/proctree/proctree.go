@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proctree finds the descendants of a process in /proc.
+// Package proctree finds the descendants of a process in /proc, and its control groups.
 package proctree
 
 import (
 	"bytes"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -63,4 +65,16 @@ func Of(root int) ([]Process, error) {
 		tree = append(tree, children[tree[i].PID]...)
 	}
 	return tree, nil
+}
+
+// ControlGroups returns the directories of the control groups that cloister, in a process, named after that process.
+func ControlGroups(pid int) (all []string) {
+	mark := fmt.Sprintf("cloister.%d.", pid)
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && strings.Contains(path, mark) {
+			all = append(all, path)
+		}
+		return nil // groups come and go meanwhile
+	})
+	return all
 }

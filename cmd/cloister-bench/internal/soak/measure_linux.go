@@ -22,7 +22,7 @@ func (p *Process) measure(ctx context.Context) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := map[string]float64{processes: float64(len(tree)), groups: float64(len(p.controlGroups()))}
+	v := map[string]float64{processes: float64(len(tree)), groups: float64(len(proctree.ControlGroups(p.PID)))}
 	held := map[file]float64{}
 	spaces := map[string]bool{}
 	for _, member := range tree {
@@ -81,18 +81,6 @@ func mountsOf(pid int, spaces map[string]bool) float64 {
 	return float64(bytes.Count(b, []byte("\n")))
 }
 
-// controlGroups returns the groups that the process named after itself.
-func (p *Process) controlGroups() (all []string) {
-	mark := fmt.Sprintf("cloister.%d.", p.PID)
-	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
-		if err == nil && e.IsDir() && strings.Contains(path, mark) {
-			all = append(all, path)
-		}
-		return nil // groups come and go meanwhile
-	})
-	return all
-}
-
 // disk adds the sizes on disk of the store and of the logs.
 func (p *Process) disk(v map[string]float64) error {
 	if info, err := os.Stat(p.Log); err == nil {
@@ -122,7 +110,7 @@ func (p *Process) disk(v map[string]float64) error {
 // Leftovers returns what a server that has ended left behind: processes that have its directory open, mounts of it, and
 // control groups.
 func (p *Process) Leftovers() (left []string) {
-	for _, g := range p.controlGroups() {
+	for _, g := range proctree.ControlGroups(p.PID) {
 		left = append(left, "control group "+g)
 	}
 	paths, _ := filepath.Glob("/proc/[0-9]*/mountinfo")

@@ -42,7 +42,7 @@ func takeCensus() (*census, error) {
 	if err := os.Setenv("TMPDIR", c.temp); err != nil {
 		return nil, err
 	}
-	c.mounts, c.descriptors, c.groups = mounts(), namespaceDescriptors(), controlGroups()
+	c.mounts, c.descriptors, c.groups = mounts(), namespaceDescriptors(), proctree.ControlGroups(os.Getpid())
 	return c, nil
 }
 
@@ -72,7 +72,7 @@ func (c *census) compare() []line {
 	held := append(slices.Clone(living), without(namespaceDescriptors(), c.descriptors)...)
 	held = append(held, slices.DeleteFunc(more, func(m string) bool { return !strings.Contains(m, " - nsfs ") })...)
 	add("no namespace left", "none held by a process, descriptor or mount", held, nil)
-	add("no control group left", fmt.Sprintf("%d as before", len(c.groups)), without(controlGroups(), c.groups), nil)
+	add("no control group left", fmt.Sprintf("%d as before", len(c.groups)), without(proctree.ControlGroups(os.Getpid()), c.groups), nil)
 	var files []string
 	err = filepath.WalkDir(c.temp, func(path string, _ fs.DirEntry, err error) error {
 		if path != c.temp {
@@ -121,18 +121,5 @@ func namespaceDescriptors() []string {
 			all = append(all, to)
 		}
 	}
-	return all
-}
-
-// controlGroups returns the groups named for this process in the mounted hierarchies.
-func controlGroups() []string {
-	var all []string
-	mark := fmt.Sprintf("cloister.%d.", os.Getpid())
-	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
-		if err == nil && e.IsDir() && strings.Contains(path, mark) {
-			all = append(all, path)
-		}
-		return nil // groups come and go meanwhile
-	})
 	return all
 }
