@@ -45,15 +45,14 @@ func Listen(address, flag string) (net.Listener, error) {
 
 // StopServer stops a server, and gives clients a few seconds to read their answers.
 func StopServer(server *grpc.Server) {
-	stopped := make(chan struct{})
-	go func() {
-		server.GracefulStop()
-		close(stopped)
-	}()
-	select {
-	case <-stopped:
-	case <-time.After(5 * time.Second):
-		server.Stop()
-		<-stopped
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	DrainServer(ctx, server)
+}
+
+// DrainServer stops a server once its calls have ended. When ctx ends, it cancels them, and reports that.
+func DrainServer(ctx context.Context, server *grpc.Server) (cancelled bool) {
+	stop := context.AfterFunc(ctx, server.Stop)
+	server.GracefulStop()
+	return !stop()
 }

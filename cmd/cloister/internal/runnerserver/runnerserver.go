@@ -121,16 +121,7 @@ func drainServer(out io.Writer, server *grpc.Server, limit time.Duration, signal
 	ctx, cancel := node.DrainContext(limit, signals)
 	defer cancel()
 	fmt.Fprintln(out, "draining running commands finish; another signal stops them")
-	stopped := make(chan struct{})
-	go func() {
-		server.GracefulStop()
-		close(stopped)
-	}()
-	select {
-	case <-stopped:
-	case <-ctx.Done():
-		server.Stop()
-		<-stopped
+	if node.DrainServer(ctx, server) {
 		fmt.Fprintln(out, "stopped  running commands were cancelled; bb_worker's clients will retry")
 	}
 }
