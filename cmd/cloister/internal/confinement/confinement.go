@@ -204,7 +204,7 @@ func (c *Flags) LoadPolicy() (*policy.Policy, error) {
 	var err error
 	switch {
 	case c.Policy != "":
-		p, err = parsePolicy("--policy", c.Policy)
+		p, err = ParseFile("--policy", c.Policy, policy.Parse)
 	case len(c.endpoints) > 0:
 		allow := "{network: {allow: [" + strings.Join(c.endpoints, ", ") + "]}}"
 		p, err = policy.Parse("--allow", []byte("version: 1\nprofiles: {build: "+allow+", test: "+allow+"}\n"))
@@ -224,19 +224,20 @@ func DefaultPolicy() *policy.Policy { return policy.Default().On(thisHost()) }
 
 // ReadPolicy reads a policy file for this machine. Errors begin with what names the file.
 func ReadPolicy(what, file string) (*policy.Policy, error) {
-	p, err := parsePolicy(what, file)
+	p, err := ParseFile(what, file, policy.Parse)
 	if err != nil {
 		return nil, err
 	}
 	return p.On(thisHost()), nil
 }
 
-func parsePolicy(what, file string) (*policy.Policy, error) {
+// ParseFile reads a file and parses it. Errors are usage errors; that of reading begins with what names the file.
+func ParseFile[T any](what, file string, parse func(file string, text []byte) (*T, error)) (*T, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, exit.New(exit.Usage, fmt.Errorf("%s: %w", what, err))
 	}
-	p, err := policy.Parse(file, text)
+	p, err := parse(file, text)
 	if err != nil {
 		return nil, exit.New(exit.Usage, err)
 	}

@@ -121,7 +121,7 @@ func (g *gate) check(ctx context.Context) (err error) {
 	if g.Fallback && g.Mode == modeStrict {
 		return exit.New(exit.Usage, errors.New("--fallback: strict mode needs the full sandbox: use another mode, or omit --fallback"))
 	}
-	if g.policy, err = readPolicy(g.Policy); err != nil {
+	if g.policy, err = confinement.ParseFile("--policy", g.Policy, parsePolicy); err != nil {
 		return err
 	}
 	var ids []string

@@ -11,7 +11,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,7 +19,6 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
-	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/policy/strict"
@@ -103,19 +101,6 @@ var (
 
 // limitKeys are the limits of a step, named as in the policy of actions (docs/policy.md).
 var limitKeys = []string{"cpu", "cpus", "disk_rate", "memory", "open_files", "output_bytes", "output_files", "processes", "tmp"}
-
-// readPolicy reads a policy file. Errors have the exit code of a usage error.
-func readPolicy(file string) (*gatePolicy, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, exit.New(exit.Usage, fmt.Errorf("--policy: %w", err))
-	}
-	p, err := parsePolicy(file, text)
-	if err != nil {
-		return nil, exit.New(exit.Usage, err)
-	}
-	return p, nil
-}
 
 // content matches a line that is neither empty nor a comment.
 var content = regexp.MustCompile(`(?m)^\s*[^\s#]`)
