@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cloister-build/cloister/cas/internal/health"
 )
 
 // ErrURL is returned for a malformed URL of a bucket.
@@ -41,21 +43,6 @@ func (a *address) String() string {
 	return scheme + a.bucket + "/" + a.prefix
 }
 
-// redact removes the parts of a possibly malformed URL that may be secret: the user, the query and the fragment.
-func redact(text string) string {
-	if at := strings.LastIndexByte(text, '@'); at >= 0 {
-		scheme, _, found := strings.Cut(text[:at], "://")
-		if !found {
-			scheme = ""
-		}
-		text = scheme + "://..." + text[at:]
-	}
-	if i := strings.IndexAny(text, "?#"); i >= 0 {
-		text = text[:i+1] + "..."
-	}
-	return text
-}
-
 // maxPrefix is the maximum length of a prefix in bytes; keys have at most 1024.
 const maxPrefix = 256
 
@@ -67,7 +54,7 @@ var (
 // parse parses the URL of a bucket.
 func parse(text string) (*address, error) {
 	reject := func(format string, args ...any) (*address, error) {
-		return nil, fmt.Errorf("%+.256q: %s: %w", redact(text), fmt.Sprintf(format, args...), ErrURL)
+		return nil, fmt.Errorf("%+.256q: %s: %w", health.Redact(text), fmt.Sprintf(format, args...), ErrURL)
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "s3" && u.Scheme != "gs" {

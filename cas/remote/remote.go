@@ -111,24 +111,9 @@ func New(address string, options ...grpc.DialOption) (*Client, error) {
 	return c, nil
 }
 
-// redact removes possible secrets from address, which may be malformed: the user, the query and the fragment.
-func redact(address string) string {
-	if at := strings.LastIndexByte(address, '@'); at >= 0 {
-		scheme, _, found := strings.Cut(address[:at], "://")
-		if !found {
-			scheme = ""
-		}
-		address = scheme + "://..." + address[at:]
-	}
-	if i := strings.IndexAny(address, "?#"); i >= 0 {
-		address = address[:i+1] + "..."
-	}
-	return address
-}
-
 // connect returns a Client that does not know the capabilities of its server.
 func connect(address string, options []grpc.DialOption) (*Client, error) {
-	shown := redact(address)
+	shown := health.Redact(address)
 	u, err := url.Parse(address)
 	if err != nil || u.Port() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return nil, fmt.Errorf("%+.256q: %w", shown, ErrAddress)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +36,22 @@ type Config struct {
 	Down func(err error) error
 	// Failure returns why the upstream did not answer a call that returned err, or nil if it did answer.
 	Failure func(err error) error
+}
+
+// Redact removes from the URL of an upstream, which may be malformed, the parts that may be secret: the user, the query
+// and the fragment.
+func Redact(text string) string {
+	if at := strings.LastIndexByte(text, '@'); at >= 0 {
+		scheme, _, found := strings.Cut(text[:at], "://")
+		if !found {
+			scheme = ""
+		}
+		text = scheme + "://..." + text[at:]
+	}
+	if i := strings.IndexAny(text, "?#"); i >= 0 {
+		text = text[:i+1] + "..."
+	}
+	return text
 }
 
 // A Check tracks whether an upstream answers. It is safe for concurrent use. Create it with New; the caller closes it.
