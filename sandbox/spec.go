@@ -79,7 +79,8 @@ type Root struct {
 // An Input is a read-only file or directory.
 type Input struct {
 	Target string
-	// Content identifies the bytes in the Spec's text, by digest or as "host".
+	// Content identifies the bytes in the Spec's text: a digest, "host", or "volume" for files of this host that may
+	// change during the run.
 	Content string
 	// Source is a path on this host or, if relative, in the workspace. A Backend refuses a path that contains a
 	// symbolic link; ForBuild and ForTest resolve it.

@@ -16,12 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runscArgs are the arguments of runsc. Each states what a run relies on, whatever the default.
+// runscArgs are the arguments of runsc, except for fileAccess. Each states what a run relies on, whatever the default.
 var runscArgs = []string{
 	"--root=" + zygote.StateDir, "--platform=systrap", "--network=none", "--gofer-network-namespace=new",
-	"--overlay2=none", "--host-uds=none", "--host-fifo=none", "--file-access=exclusive", "--directfs=true",
+	"--overlay2=none", "--host-uds=none", "--host-fifo=none", "--directfs=true",
 	"--ignore-cgroups", "--cpu-num-from-quota=false", "--host-settings=ignore", "--oci-seccomp=false",
-	"run", "--bundle=" + zygote.BundleDir,
+}
+
+// fileAccess is the argument that lets gVisor cache names, listings and sizes of files, unless the host may change
+// them during the run.
+func fileAccess(spec *sandbox.Spec) string {
+	if slices.ContainsFunc(spec.Inputs, func(in sandbox.Input) bool { return in.Content == "volume" }) {
+		return "--file-access=shared"
+	}
+	return "--file-access=exclusive"
 }
 
 // plan turns a valid spec into what the launcher does outside and what the guest does inside. user is the host user of
@@ -36,7 +44,7 @@ func plan(spec *sandbox.Spec, runsc string, user int) (*zygote.Launch, *zygote.G
 		Workspace: spec.Workspace != "", Owned: spec.Owned, Runsc: runsc, Config: config,
 		User: user, UID: id.UID, CPUs: spec.Conditions.CPUs,
 	}
-	l.Args = slices.Clone(runscArgs)
+	l.Args = append(slices.Clone(runscArgs), fileAccess(spec), "run", "--bundle="+zygote.BundleDir)
 	for fd := zygote.GuestIn; fd <= zygote.GuestStderr; fd++ {
 		l.Args = append(l.Args, fmt.Sprintf("--pass-fd=%d:%[1]d", fd))
 	}

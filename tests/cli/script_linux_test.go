@@ -88,7 +88,7 @@ func TestScripts(t *testing.T) {
 func TestSandboxes(t *testing.T) {
 	for _, backend := range []string{"gvisor", "qemu-tcg"} {
 		t.Run(backend, func(t *testing.T) {
-			tell(t, backend, "", "testdata/script/sandbox.txtar", "testdata/script/sandbox_ends.txtar")
+			tell(t, backend, "", "testdata/script/sandbox.txtar", "testdata/script/sandbox_ends.txtar", "testdata/script/sandbox_volume.txtar")
 		})
 	}
 }

@@ -50,7 +50,7 @@ func volumes(values []string) ([]sandbox.Input, error) {
 				return nil, fmt.Errorf("--volume %s: the sandbox has its own %s: choose another path in it, such as /mnt/data", value, dir)
 			}
 		}
-		all = append(all, sandbox.Input{Target: guest, Source: source, Content: "host"})
+		all = append(all, sandbox.Input{Target: guest, Source: source, Content: "volume"})
 	}
 	return all, nil
 }

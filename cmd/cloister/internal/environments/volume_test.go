@@ -33,7 +33,7 @@ func TestVolumes(t *testing.T) {
 	} {
 		got := must.Get(volumes([]string{value}))(t)
 		guest := strings.Split(value, ":")[1]
-		expect.That(t, len(got) == 1 && got[0] == sandbox.Input{Target: guest, Source: want, Content: "host"}, "%s: got %+v", value, got)
+		expect.That(t, len(got) == 1 && got[0] == sandbox.Input{Target: guest, Source: want, Content: "volume"}, "%s: got %+v", value, got)
 	}
 	for value, want := range map[string]string{
 		data:                                    "write HOST:GUEST",
