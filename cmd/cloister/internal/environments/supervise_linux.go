@@ -122,9 +122,6 @@ func (s *supervisor) start(ctx context.Context) (err error) {
 		return err
 	}
 	s.state.Tier = s.worker.Features.Tier
-	if f := &s.worker.Features; len(c.volumes) > 0 && f.Kernel != "" && f.Backend != "gvisor" {
-		return exit.New(exit.Usage, fmt.Errorf("--volume with --sandbox %s: a virtual machine would see a copy; use --in or cloister sandbox cp", c.Sandbox.Tier))
-	}
 	s.env, err = environment.Start(ctx, &s.worker.Features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
 		t := *s.task
 		t.Stdin, t.Stdout, t.Stderr, t.Queued = std.Stdin, std.Stdout, std.Stderr, time.Now()
