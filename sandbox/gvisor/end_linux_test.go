@@ -171,6 +171,28 @@ func TestMissingRunscIsExplained(t *testing.T) {
 	}
 }
 
+// TestRootIsNeeded: a worker without root runs nothing, and the error says why.
+func TestRootIsNeeded(t *testing.T) {
+	if os.Geteuid() == 0 {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRootIsNeeded$", "-test.v")
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestRootIsNeeded ") {
+			t.Errorf("as user 65534: %v\n%s", err, out)
+		}
+		return
+	}
+	b := gvisor.New()
+	f, err := b.Probe(t.Context())
+	if !errors.Is(err, sandbox.ErrUnsupported) || preflight.Code(err) != preflight.NotRoot || f.Tier != "none" {
+		t.Errorf("got tier %q, %v; want ErrUnsupported with the code %s", f.Tier, err, preflight.NotRoot)
+	}
+	if res, err := b.Run(t.Context(), spec("true"), sandbox.Stdio{}); preflight.Code(err) != preflight.NotRoot {
+		t.Errorf("Run: got %+v, %v; want the code %s", res, err, preflight.NotRoot)
+	}
+	must.Succeed(t, b.Close())
+}
+
 // TestPtraceScopeIsExplained: a probe that fails where Yama forbids ptrace is explained by that.
 func TestPtraceScopeIsExplained(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ptrace_scope")

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/microvm"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -293,6 +294,31 @@ func TestEmulationIsNamed(t *testing.T) {
 	must.Succeed(t, err)
 	if f.Backend != "qemu-tcg" || f.Tier != "partial" || !strings.Contains(f.Layers[0], "no security boundary") || f.Checks[0].OK {
 		t.Errorf("got backend %q, tier %q, layers %q, checks %+v", f.Backend, f.Tier, f.Layers, f.Checks)
+	}
+}
+
+// TestRootIsNeeded: a worker without root runs nothing, and the error says why.
+func TestRootIsNeeded(t *testing.T) {
+	if os.Geteuid() == 0 {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRootIsNeeded$", "-test.v")
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestRootIsNeeded ") {
+			t.Errorf("as user 65534: %v\n%s", err, out)
+		}
+		return
+	}
+	for name, b := range map[string]sandbox.Backend{
+		"qemu": microvm.NewQEMU(!emulated), "qemu-tcg": microvm.NewQEMU(emulated), "microvm": microvm.NewMSB(),
+	} {
+		f, err := b.Probe(t.Context())
+		if !errors.Is(err, sandbox.ErrUnsupported) || preflight.Code(err) != preflight.NotRoot || f.Tier != "none" {
+			t.Errorf("%s: got tier %q, %v; want ErrUnsupported with the code %s", name, f.Tier, err, preflight.NotRoot)
+		}
+		if res, err := b.Run(t.Context(), spec("true"), sandbox.Stdio{}); preflight.Code(err) != preflight.NotRoot {
+			t.Errorf("%s: Run: got %+v, %v; want the code %s", name, res, err, preflight.NotRoot)
+		}
+		must.Succeed(t, b.Close())
 	}
 }
 
