@@ -5,6 +5,7 @@ package sandbox_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -130,18 +131,32 @@ func TestNilSpecIsInvalid(t *testing.T) {
 func TestCovers(t *testing.T) {
 	s := valid()
 	s.Kill = []sandbox.EventKind{sandbox.EventConnect}
-	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true, Kill: true}
+	s.Lower = []sandbox.Lower{{Target: "/build"}}
+	s.Sockets = []sandbox.Input{{Target: "/run/socket"}}
+	s.Root, s.Superuser = &sandbox.Root{}, true
+	full := sandbox.Features{
+		Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true, Kill: true,
+		Lower: true, Sockets: true, Root: true, Superuser: true,
+	}
 	expect.Error(t, full.Covers(s), nil)
-	for name, weaken := range map[string]func(*sandbox.Features){
-		"memory":      func(f *sandbox.Features) { f.Limits = f.Limits[1:] },
-		"network":     func(f *sandbox.Features) { f.Endpoints = false },
-		"audit level": func(f *sandbox.Features) { f.Audits = []sandbox.Audit{sandbox.AuditOff} },
+	weaknesses := map[string]func(*sandbox.Features){
+		"network":          func(f *sandbox.Features) { f.Endpoints = false },
+		"audit level":      func(f *sandbox.Features) { f.Audits = []sandbox.Audit{sandbox.AuditOff} },
+		"overlay":          func(f *sandbox.Features) { f.Lower = false },
+		"/run/socket":      func(f *sandbox.Features) { f.Sockets = false },
+		"root file system": func(f *sandbox.Features) { f.Root = false },
+		"user 0":           func(f *sandbox.Features) { f.Superuser = false },
 		// Zero Features do not mean that the host lacks something.
 		"Backend.Probe": func(f *sandbox.Features) { *f = sandbox.Features{} },
 		"connect":       func(f *sandbox.Features) { f.Kill = false },
 		"/home; ports":  func(f *sandbox.Features) { f.Backend, f.Gaps = "other", []string{"/home", "ports"} },
 		"listening":     func(f *sandbox.Features) { f.ListenControl = false },
-	} {
+	}
+	for i, l := range sandbox.AllLimits {
+		s.Limits.Set(l, 1)
+		weaknesses[string(l)] = func(f *sandbox.Features) { f.Limits = slices.Delete(slices.Clone(f.Limits), i, i+1) }
+	}
+	for name, weaken := range weaknesses {
 		f := full
 		weaken(&f)
 		if err := f.Covers(s); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), name) {
@@ -152,6 +167,11 @@ func TestCovers(t *testing.T) {
 	accepted.Accept, gaps.Backend, gaps.Gaps = "other", "other", []string{"/home"}
 	if err := gaps.Covers(accepted); err != nil || accepted.Text() == valid().Text() {
 		t.Errorf("an accepted gap: got %v and the text\n%s", err, accepted.Text())
+	}
+	output, root := valid(), full
+	output.Outputs[0].Target, root.Root = "/", false
+	if err := root.Covers(output); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "root file system") {
+		t.Errorf("an output as the root: got %v, want ErrUnsupported", err)
 	}
 	s.Limits.Memory = sandbox.Unlimited
 	few := full

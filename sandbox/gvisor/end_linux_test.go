@@ -126,8 +126,12 @@ func TestWhatIsLackingIsRefused(t *testing.T) {
 		"kill":      func(s *sandbox.Spec) { s.Kill = []sandbox.EventKind{sandbox.EventLimit} },
 		"root":      func(s *sandbox.Spec) { s.Root = &sandbox.Root{Content: "x", Image: "x", Source: "."} },
 		"superuser": func(s *sandbox.Spec) { s.Superuser = true },
-		"clock":     func(s *sandbox.Spec) { s.Conditions.FrozenClock = 1 },
-		"/dev":      func(s *sandbox.Spec) { s.Temp = []sandbox.Temp{{Target: "/dev/x", Bytes: 1 << 20}} },
+		"sockets": func(s *sandbox.Spec) {
+			s.Workspace, s.Temp = "x", []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}}
+			s.Sockets = []sandbox.Input{{Target: "/tmp/s", Source: "s"}}
+		},
+		"clock": func(s *sandbox.Spec) { s.Conditions.FrozenClock = 1 },
+		"/dev":  func(s *sandbox.Spec) { s.Temp = []sandbox.Temp{{Target: "/dev/x", Bytes: 1 << 20}} },
 	} {
 		s := spec("echo ran")
 		change(s)

@@ -278,6 +278,10 @@ func TestWhatIsLackingIsRefused(t *testing.T) {
 		"full":      func(s *sandbox.Spec) { s.Audit = sandbox.AuditFull },
 		"root":      func(s *sandbox.Spec) { s.Root = &sandbox.Root{Content: "x", Image: "x", Source: "."} },
 		"superuser": func(s *sandbox.Spec) { s.Superuser = true },
+		"sockets": func(s *sandbox.Spec) {
+			s.Workspace, s.Temp = "x", []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}}
+			s.Sockets = []sandbox.Input{{Target: "/tmp/s", Source: "s"}}
+		},
 	} {
 		s := spec("echo ran")
 		change(s)
