@@ -190,6 +190,20 @@ func TestUnmeasurableOutputsExceedTheirLimit(t *testing.T) {
 	must.Succeed(t, r.Restore())
 }
 
+// TestTerminalsAreRefused: no run gets its stdin from a terminal that the backend ignores.
+func TestTerminalsAreRefused(t *testing.T) {
+	h, _, spec := newRun(t)
+	f := sandbox.Features{Backend: "other", Audits: []sandbox.Audit{spec.Audit}, Limits: sandbox.AllLimits, Lower: true}
+	ran := false
+	execute := func(*Run, string, *sandbox.Result) error { ran = true; return nil }
+	must.Get(h.Run(t.Context(), &f, spec, sandbox.Stdio{}, execute))(t)
+	expect.That(t, ran, "without a terminal: nothing was executed")
+	ran = false
+	_, err := h.Run(t.Context(), &f, spec, sandbox.Stdio{Terminal: os.Stdin}, execute)
+	expect.Error(t, err, sandbox.ErrUnsupported)
+	expect.That(t, !ran, "a run was executed")
+}
+
 func TestClosedHostRefuses(t *testing.T) {
 	h, ws, _ := newRun(t)
 	must.Succeed(t, h.Close())
