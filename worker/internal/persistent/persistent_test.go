@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -191,8 +193,7 @@ func (m *thing) closed() bool {
 }
 
 func TestPool(t *testing.T) {
-	low := false
-	p := &Pool[*thing]{MaxIdle: 2, MaxAge: time.Hour, LowMemory: func() bool { return low }}
+	p := &Pool[*thing]{MaxIdle: 2, MaxAge: time.Hour, Root: t.TempDir()}
 	a, b, c, dead := newThing(), newThing(), newThing(), newThing()
 	p.Put("k", a)
 	p.Put("k", b)
@@ -207,14 +208,59 @@ func TestPool(t *testing.T) {
 	dead.dead = true
 	_, ok = p.Take("dead")
 	expect.That(t, !ok && dead.closed() && b.closed(), "got a dead member")
-	low = true
+	machine(t, p.Root, map[string]string{"proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 99 kB\n"})
 	p.sweep()
 	expect.That(t, c.closed(), "memory is low, but the member is kept")
+	expect.Equal(t, NewPool[*thing]().Root, "/")
+}
+
+// machine writes files below root.
+func machine(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	for name, text := range files {
+		name = filepath.Join(root, name)
+		must.Succeed(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must.Succeed(t, os.WriteFile(name, []byte(text), 0o644))
+	}
+}
+
+// TestLowMemory: the machine runs out of memory, or a control group that contains the worker, of either version.
+func TestLowMemory(t *testing.T) {
+	const v2, v1 = "sys/fs/cgroup/pod/", "sys/fs/cgroup/memory/pod/"
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  bool
+	}{
+		"no files":            {nil, false},
+		"enough":              {map[string]string{"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 100 kB\n"}, false},
+		"machine":             {map[string]string{"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 99 kB\n"}, true},
+		"group without limit": {map[string]string{v2 + "memory.max": "max\n", v2 + "memory.current": "950\n"}, false},
+		"group with enough":   {map[string]string{v2 + "memory.max": "1000\n", v2 + "memory.current": "900\n"}, false},
+		"group":               {map[string]string{v2 + "memory.max": "1000\n", v2 + "memory.current": "901\n"}, true},
+		"own group":           {map[string]string{v2 + "worker/memory.max": "1000\n", v2 + "worker/memory.current": "901\n"}, true},
+		"group of others":     {map[string]string{v2 + "other/memory.max": "1000\n", v2 + "other/memory.current": "901\n"}, false},
+		"group with cached files": {map[string]string{
+			v2 + "memory.max": "1000\n", v2 + "memory.current": "990\n", v2 + "memory.stat": "anon 900\nactive_file 40\ninactive_file 50\n",
+		}, false},
+		"version 1": {map[string]string{v1 + "memory.limit_in_bytes": "1000\n", v1 + "memory.usage_in_bytes": "901\n"}, true},
+		"version 1 without limit": {map[string]string{
+			v1 + "memory.limit_in_bytes": "9223372036854771712\n", v1 + "memory.usage_in_bytes": "901\n",
+		}, false},
+		"version 1 with cached files": {map[string]string{
+			v1 + "memory.limit_in_bytes": "1000\n", v1 + "memory.usage_in_bytes": "990\n",
+			v1 + "memory.stat": "active_file 0\ntotal_active_file 40\ntotal_inactive_file 50\n",
+		}, false},
+	} {
+		root := t.TempDir()
+		machine(t, root, map[string]string{"proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/pod/worker\n3:cpuset:/x\n0::/pod/worker\n"})
+		machine(t, root, c.files)
+		expect.Equal(t, lowMemory(root), c.want, name)
+	}
 }
 
 // TestPoolClosesOldMembers: a member that has been idle for too long is closed without any further call.
 func TestPoolClosesOldMembers(t *testing.T) {
-	p := &Pool[*thing]{MaxIdle: 2, MaxAge: time.Millisecond, LowMemory: func() bool { return false }}
+	p := &Pool[*thing]{MaxIdle: 2, MaxAge: time.Millisecond, Root: t.TempDir()}
 	m := newThing()
 	p.Put("k", m)
 	select {

@@ -4,6 +4,8 @@ package persistent
 
 import (
 	"os"
+	"path"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -23,8 +25,8 @@ type Member interface {
 type Pool[M Member] struct {
 	MaxIdle int
 	MaxAge  time.Duration
-	// LowMemory reports whether members should be closed because the machine runs out of memory.
-	LowMemory func() bool
+	// Root is the directory with proc and sys, which tell how much memory is available.
+	Root string
 
 	mu    sync.Mutex
 	idle  []idle[M] // the least recently used first
@@ -43,7 +45,7 @@ const maxIdle = 40
 // NewPool returns a pool for this machine: two idle members for each processor, but not more than maxIdle, for ten
 // minutes each, while a tenth of the memory is available.
 func NewPool[M Member]() *Pool[M] {
-	return &Pool[M]{MaxIdle: min(2*runtime.NumCPU(), maxIdle), MaxAge: 10 * time.Minute, LowMemory: lowMemory}
+	return &Pool[M]{MaxIdle: min(2*runtime.NumCPU(), maxIdle), MaxAge: 10 * time.Minute, Root: "/"}
 }
 
 // Take removes the most recently used member of a key that is alive and returns it, or false if there is none.
@@ -81,7 +83,7 @@ const sweepInterval = 10 * time.Second
 
 // sweep closes the members that the pool must not keep, and schedules the next sweep if others remain.
 func (p *Pool[M]) sweep() {
-	low := p.LowMemory()
+	low := lowMemory(p.Root)
 	p.mu.Lock()
 	n := max(0, len(p.idle)-p.MaxIdle)
 	for n < len(p.idle) && (time.Since(p.idle[n].since) >= p.MaxAge || !p.idle[n].member.Alive()) {
@@ -107,17 +109,69 @@ func (p *Pool[M]) sweep() {
 	}
 }
 
-// lowMemory reports whether less than a tenth of this machine's memory is available (proc_meminfo(5)).
-func lowMemory() bool {
-	text, err := os.ReadFile("/proc/meminfo")
+// lowMemory reports whether less than a tenth of the memory is available: of this machine (proc_meminfo(5)), or of a
+// control group with this process, such as that of a container.
+func lowMemory(root string) bool {
+	machine := counters(filepath.Join(root, "proc/meminfo"))
+	if machine["MemAvailable:"] < machine["MemTotal:"]/10 {
+		return true
+	}
+	groups, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup")) // a kernel without control groups has no such file
+	for line := range strings.Lines(string(groups)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3) // a number, controllers, the path
+		if len(f) < 3 {
+			continue
+		}
+		k := groupFiles{"", "memory.max", "memory.current", ""}
+		if slices.Contains(strings.Split(f[1], ","), "memory") {
+			k = groupFiles{"memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}
+		} else if f[1] != "" {
+			continue
+		}
+		for dir, last := f[2], ""; dir != last; dir, last = path.Dir(dir), dir { // the limits of all parents apply
+			if k.low(filepath.Join(root, "sys/fs/cgroup", k.mount, dir)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// groupFiles are the names of files about the memory of a control group, below the mount of its version, and the prefix
+// of sums over all groups inside.
+type groupFiles struct{ mount, limit, used, prefix string }
+
+// low reports whether less than a tenth of a group's limit is available. The group may have none, or not be visible.
+func (k *groupFiles) low(dir string) bool {
+	limit, err := number(filepath.Join(dir, k.limit))
 	if err != nil {
 		return false
 	}
-	kilobytes := map[string]int64{}
+	used, err := number(filepath.Join(dir, k.used))
+	if err != nil || limit-used >= limit/10 {
+		return false
+	}
+	stat := counters(filepath.Join(dir, "memory.stat")) // the kernel can reclaim the pages of files
+	return limit-used+stat[k.prefix+"active_file"]+stat[k.prefix+"inactive_file"] < limit/10
+}
+
+// number returns the only number in a file.
+func number(file string) (int64, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+}
+
+// counters returns the numbers in a file with a name and a number in each line.
+func counters(file string) map[string]int64 {
+	text, _ := os.ReadFile(file)
+	all := map[string]int64{}
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) > 1 {
-			kilobytes[f[0]], _ = strconv.ParseInt(f[1], 10, 64)
+			all[f[0]], _ = strconv.ParseInt(f[1], 10, 64)
 		}
 	}
-	return kilobytes["MemAvailable:"] < kilobytes["MemTotal:"]/10
+	return all
 }
