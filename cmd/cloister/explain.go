@@ -128,7 +128,7 @@ func explanations() []explanation {
 	return all
 }
 
-// backendCodes are the reasons why a backend runs nothing on a host, with their meaning and remedy.
+// backendCodes are the reasons why a backend runs nothing on a host, or less than it could, with their meaning and remedy.
 var backendCodes = [][3]string{
 	{"wrong_system", "the mechanism does not exist on this operating system or processor", "choose another --sandbox"},
 	{
@@ -226,6 +226,16 @@ var backendCodes = [][3]string{
 		"job_probe_failed",
 		"no process was started in a job and killed with it",
 		"read the message, which includes the error of Windows",
+	},
+	{
+		"cgroup_unavailable",
+		"control groups do not limit memory, processor time or processes here, or not all of these",
+		"run cloister check --fix; in a container, let it write to its control groups",
+	},
+	{
+		"mount_source",
+		"a file or directory of this host that is an input does not exist, or its path contains a symbolic link",
+		"create it, or name the path that the link leads to",
 	},
 }
 

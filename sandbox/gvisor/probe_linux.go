@@ -118,6 +118,7 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	check(false, false, "syscall monitor", "attempts are not recorded: the calls of a run do not reach this host's kernel", "")
 	can := b.groups.Capabilities()
 	why, fix := b.groups.Missing()
+	why = preflight.Coded(why, preflight.NoCgroup)
 	if b.groups.Mode() != cgroup.None {
 		check(true, false, "control groups", string(b.groups.Mode()), "")
 	}

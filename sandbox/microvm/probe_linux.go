@@ -78,6 +78,7 @@ func (b *backend) describe(inside *sandbox.Features) *sandbox.Features {
 	f.Checks[0].Required = f.Checks[0].OK
 	add(true, b.engine(), fmt.Sprintf("runs have a kernel of their own, by %s with %s of memory and no network device", b.program, sandbox.Bytes(b.memory)), "")
 	why, fix := b.groups.Missing()
+	why = preflight.Coded(why, preflight.NoCgroup)
 	limited := b.groups.Capabilities().LimitMemory
 	if limited {
 		why = "of each virtual machine by " + string(b.groups.Mode())

@@ -4,6 +4,7 @@ package namespace_test
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,6 +47,26 @@ func TestWorkspacePathsAreExplained(t *testing.T) {
 	if want := "source link of input /in"; !errors.Is(err, sandbox.ErrSpec) || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("input: got %v, want an ErrSpec for the %s", err, want)
 	}
+	absent := filepath.Join(t.TempDir(), "absent")
+	s.Inputs[len(s.Inputs)-1].Source = absent
+	_, err = b.Run(t.Context(), s, sandbox.Stdio{})
+	if !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), "source "+absent+" of input /in: ") || !strings.HasSuffix(err.Error(), " (mount_source)") {
+		t.Errorf("absent input: got %v, want ErrNotExist with the code mount_source", err)
+	}
+}
+
+// TestMissingControlGroupsHaveACode: what the host's control groups cannot limit has a reason with a code. Ordinary users
+// usually have none.
+func TestMissingControlGroupsHaveACode(t *testing.T) {
+	_, f := backend(t, namespace.Config{})
+	named := 0
+	for _, c := range f.Checks {
+		if c.Name == "memory limit" || c.Name == "CPU time limit" {
+			named++
+			expect.That(t, c.OK || strings.HasSuffix(c.Detail, " (cgroup_unavailable)"), "got %+v, want a code", c)
+		}
+	}
+	expect.Equal(t, named, 2)
 }
 
 // TestFullWorkspace: the limit of a workspace is reported, not a higher one of the Spec.

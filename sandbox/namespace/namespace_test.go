@@ -143,7 +143,7 @@ func TestBackendUnprivileged(t *testing.T) {
 	self := filepath.Join(dir, "namespace.test")
 	copyExecutable(t, self)
 	t.Parallel() // not before: a child forked meanwhile would keep the copy open for writing
-	args := []string{"-test.run=^Test(Backend|RunsDieWithTheirZygote|FortyRunsAtOnce|NothingAccumulates|LimitsThatNobodyCanKeep|HiddenDirectory|KernelsThatLackALayer|NetworkIsKeptOnlyUnused|Lookups|SocketsInFlightAreGone|TemplateKeepsNothing|BasesDoNotMix|KilledSlotLosesItsRunAlone|IdleProcessesDie|LongCommandLines|TimedWaitsEnd|FilesHaveTheTimeOfTheRun|HeldFilesAreOfOneSecond|DirectoriesListInAnotherOrder|ListingFailsAsUsual|OthersOwnInputs|SeedsGiveNothingTwice|ConditionsHoldOrTheRunFails|ConditionsEndInTheirSlot)$", "-test.timeout=15m", "-test.v"}
+	args := []string{"-test.run=^Test(Backend|RunsDieWithTheirZygote|FortyRunsAtOnce|NothingAccumulates|LimitsThatNobodyCanKeep|HiddenDirectory|KernelsThatLackALayer|NetworkIsKeptOnlyUnused|Lookups|SocketsInFlightAreGone|TemplateKeepsNothing|BasesDoNotMix|KilledSlotLosesItsRunAlone|IdleProcessesDie|LongCommandLines|TimedWaitsEnd|FilesHaveTheTimeOfTheRun|HeldFilesAreOfOneSecond|DirectoriesListInAnotherOrder|ListingFailsAsUsual|OthersOwnInputs|SeedsGiveNothingTwice|ConditionsHoldOrTheRunFails|ConditionsEndInTheirSlot|MissingControlGroupsHaveACode)$", "-test.timeout=15m", "-test.v"}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir
 	// That user lacks control groups.

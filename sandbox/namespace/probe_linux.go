@@ -156,6 +156,7 @@ func (b *Backend) optional(f *sandbox.Features, facts *zygote.Facts) {
 	}
 	can := b.groups.Capabilities()
 	why, fix := b.groups.Missing()
+	why = preflight.Coded(why, preflight.NoCgroup)
 	if b.groups.Mode() != cgroup.None {
 		add(true, "control groups", string(b.groups.Mode()), "")
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preflight defines the reasons why a backend runs nothing on a host.
+// Package preflight defines the reasons why a backend runs nothing on a host, or enforces less than it could.
 package preflight
 
 import (
@@ -39,6 +39,8 @@ const (
 	MSBKrunfw       = "msb_krunfw"
 	SeatbeltProbe   = "seatbelt_probe_failed"
 	JobProbe        = "job_probe_failed"
+	NoCgroup        = "cgroup_unavailable"
+	MountSource     = "mount_source"
 )
 
 // A failure is a reason, with a code that other programs recognise.
@@ -47,7 +49,7 @@ type failure struct {
 	text error
 }
 
-func (f *failure) Error() string   { return fmt.Sprintf("%v (%s)", f.text, f.code) }
+func (f *failure) Error() string   { return Coded(f.text.Error(), f.code) }
 func (f *failure) Code() string    { return f.code }
 func (f *failure) Unwrap() []error { return []error{sandbox.ErrUnsupported, f.text} }
 
@@ -63,6 +65,14 @@ func Code(err error) string {
 		return f.code
 	}
 	return ""
+}
+
+// Coded returns a reason, or another text that is part of one, with its code at the end.
+func Coded(reason, code string) string {
+	if reason == "" {
+		return ""
+	}
+	return reason + " (" + code + ")"
 }
 
 // ErrDynamic is returned for a program that needs a dynamic linker.

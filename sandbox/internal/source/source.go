@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 )
 
 // Explain returns the error of a run that could not be started for the reason text. Workspace is its workspace, or nil
@@ -54,7 +55,10 @@ func check(in *sandbox.Input) error {
 	if err == nil && source != path.Clean(in.Source) {
 		err = fmt.Errorf("%w: it leads through a symbolic link to %s: use that path", sandbox.ErrSpec, source)
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("%w (%s)", err, preflight.MountSource)
+	}
+	return nil
 }
 
 // inWorkspace describes a path of a workspace, or returns an error if it does not exist or leads through a symbolic

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ type Check struct {
 	Name   string `json:"name"`
 	Detail string `json:"detail"`
 	Fix    string `json:"fix,omitempty"`
-	// Code is the reason why a backend does not work here, if there is one: see cloister explain.
+	// Code is the reason why a backend or a protection does not work here, if it has one: see cloister explain.
 	Code string `json:"code,omitempty"`
 }
 
@@ -48,7 +49,11 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 		case !c.OK:
 			result = "off"
 		}
-		r.Checks = append(r.Checks, Check{Result: result, Name: c.Name, Detail: c.Detail, Fix: c.Fix})
+		k := Check{Result: result, Name: c.Name, Detail: c.Detail, Fix: c.Fix}
+		if code := codeInText.FindStringSubmatch(c.Detail); code != nil && !c.OK {
+			k.Code = code[1]
+		}
+		r.Checks = append(r.Checks, k)
 	}
 	if probed {
 		r.Checks = append(r.Checks, onRequest(f.Limits), conditions(f.Conditions))
@@ -69,6 +74,9 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 	}
 	return r, err
 }
+
+// codeInText matches the code at the end of a reason.
+var codeInText = regexp.MustCompile(`\(([a-z]+(?:_[a-z]+)+)\)$`)
 
 // SetCode adds the code of the error of a probe to the check that failed.
 func (r *Report) SetCode(err error) {

@@ -23,6 +23,18 @@ func TestReportListsLimitsOnRequest(t *testing.T) {
 	}
 }
 
+// TestReportHasCodes: the code of a reason has a field of its own.
+func TestReportHasCodes(t *testing.T) {
+	r, _ := NewReport(t.Context(), sandbox.Features{Checks: []sandbox.Check{
+		{Name: "memory limit", Detail: "no control groups (cgroup_unavailable)"},
+		{Name: "seccomp", Detail: "missing (seccomp)"},
+		{Name: "user", OK: true, Detail: "this is no code (user_name)"},
+	}}, false)
+	for i, want := range []string{"cgroup_unavailable", "", ""} {
+		expect.Equal(t, r.Checks[i].Code, want, r.Checks[i].Name)
+	}
+}
+
 func TestReportListsConditions(t *testing.T) {
 	for _, c := range []struct {
 		given  []sandbox.Condition
