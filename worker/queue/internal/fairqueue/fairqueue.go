@@ -27,7 +27,6 @@ package fairqueue
 import (
 	"cmp"
 	"container/heap"
-	"slices"
 	"time"
 )
 
@@ -36,8 +35,9 @@ type Queue[T any] struct {
 	waiting, inService int
 	flows              map[FlowKey]*flow[T] // with items waiting or in service
 	byKey              map[MatchKey]*Bucket[T]
-	buckets            []*Bucket[T] // the same
-	clock              uint64       // advances with each arrival of a flow and each service
+	buckets            []*Bucket[T]   // the same
+	byInstance         map[string]int // their number by instance
+	clock              uint64         // advances with each arrival of a flow and each service
 }
 
 // A MatchKey is equal for items that the same workers can run.
@@ -73,18 +73,20 @@ type Entry[T any] struct {
 
 // A Bucket holds the waiting items of one MatchKey. It is never empty.
 type Bucket[T any] struct {
-	queue   *Queue[T]
-	key     MatchKey
-	waiting int
-	flows   indexedHeap[*bucketFlow[T]]
-	index   int // in Queue.buckets
+	queue      *Queue[T]
+	key        MatchKey
+	instance   string // of its first entry
+	waiting    int
+	foreground int // entries in flows that are not background
+	flows      indexedHeap[*bucketFlow[T]]
+	index      int // in Queue.buckets
 }
 
 // A flow is the state of one FlowKey.
 type flow[T any] struct {
 	rank
 	key         FlowKey
-	bucketFlows []*bucketFlow[T] // one for each bucket in which it has items
+	bucketFlows map[*Bucket[T]]*bucketFlow[T] // one for each bucket in which it has items
 }
 
 // A bucketFlow is the part of a flow that waits in one bucket.
@@ -130,16 +132,21 @@ func (q *Queue[T]) Flows() int { return len(q.flows) }
 // queue in a loop over it.
 func (q *Queue[T]) Buckets() []*Bucket[T] { return q.buckets }
 
+// BucketsOf returns the number of buckets with waiting items of an instance, if no two instances have equal MatchKeys.
+func (q *Queue[T]) BucketsOf(instance string) int { return q.byInstance[instance] }
+
 // Push adds an item under at least one entry.
 func (q *Queue[T]) Push(it *Item[T], key MatchKey, entries ...*Entry[T]) {
 	b := q.byKey[key]
 	if b == nil {
-		b = &Bucket[T]{queue: q, key: key, index: len(q.buckets)}
+		b = &Bucket[T]{queue: q, key: key, instance: entries[0].Flow.Instance, index: len(q.buckets)}
 		if q.byKey == nil {
 			q.byKey = make(map[MatchKey]*Bucket[T])
+			q.byInstance = make(map[string]int)
 			q.flows = make(map[FlowKey]*flow[T])
 		}
 		q.byKey[key] = b
+		q.byInstance[b.instance]++
 		q.buckets = append(q.buckets, b)
 	}
 	it.bucket = b
@@ -163,15 +170,19 @@ func (it *Item[T]) Add(e *Entry[T]) {
 	f := q.flows[e.Flow]
 	if f == nil {
 		q.clock++
-		f = &flow[T]{key: e.Flow, rank: rank{e.Flow.Background, e.Flow.Priority, 0, q.clock}}
+		f = &flow[T]{
+			key: e.Flow, rank: rank{e.Flow.Background, e.Flow.Priority, 0, q.clock}, bucketFlows: make(map[*Bucket[T]]*bucketFlow[T]),
+		}
 		q.flows[e.Flow] = f
 	}
-	i := slices.IndexFunc(f.bucketFlows, func(bf *bucketFlow[T]) bool { return bf.bucket == b })
-	if i < 0 {
-		i = len(f.bucketFlows)
-		f.bucketFlows = append(f.bucketFlows, &bucketFlow[T]{flow: f, bucket: b, index: -1})
+	bf := f.bucketFlows[b]
+	if bf == nil {
+		bf = &bucketFlow[T]{flow: f, bucket: b, index: -1}
+		f.bucketFlows[b] = bf
 	}
-	bf := f.bucketFlows[i]
+	if !f.background {
+		b.foreground++
+	}
 	e.item, e.itemIndex, e.bucketFlow = it, len(it.entries), bf
 	it.entries = append(it.entries, e)
 	heap.Push(&bf.entries, e)
@@ -216,12 +227,15 @@ func (e *Entry[T]) detach() *Item[T] {
 func (e *Entry[T]) unlink() {
 	bf := e.bucketFlow
 	e.bucketFlow = nil
+	if !bf.background {
+		bf.bucket.foreground--
+	}
 	heap.Remove(&bf.entries, e.index)
 	if len(bf.entries) > 0 {
 		return
 	}
 	heap.Remove(&bf.bucket.flows, bf.index)
-	bf.bucketFlows = slices.DeleteFunc(bf.bucketFlows, func(other *bucketFlow[T]) bool { return other == bf })
+	delete(bf.bucketFlows, bf.bucket)
 	bf.bucket.queue.forget(bf.flow)
 }
 
@@ -235,6 +249,9 @@ func (it *Item[T]) leave() {
 		return
 	}
 	delete(q.byKey, b.key)
+	if q.byInstance[b.instance]--; q.byInstance[b.instance] == 0 {
+		delete(q.byInstance, b.instance)
+	}
 	last := len(q.buckets) - 1
 	q.buckets[b.index] = q.buckets[last]
 	q.buckets[b.index].index = b.index
@@ -307,14 +324,7 @@ func (b *Bucket[T]) Len() int { return b.waiting }
 func (b *Bucket[T]) Peek() T { return b.flows[0].entries[0].item.Value }
 
 // Foreground returns the number of entries that wait in b in flows that are not background.
-func (b *Bucket[T]) Foreground() (n int) {
-	for _, bf := range b.flows {
-		if !bf.flow.background {
-			n += len(bf.entries)
-		}
-	}
-	return n
-}
+func (b *Bucket[T]) Foreground() int { return b.foreground }
 
 // Values returns the items that wait in b, in no particular order.
 func (b *Bucket[T]) Values() []T {

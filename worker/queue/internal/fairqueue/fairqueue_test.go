@@ -179,4 +179,18 @@ func check(t *testing.T, q *Queue[*job], m *model, waiting, running []*job) {
 	if got := q.Oldest(); !got.Equal(oldest) {
 		t.Fatalf("Oldest = %v, want %v", got, oldest)
 	}
+	if got := q.BucketsOf(""); got != len(q.Buckets()) {
+		t.Fatalf("BucketsOf = %d of %d buckets", got, len(q.Buckets()))
+	}
+	for _, b := range q.Buckets() {
+		want := 0
+		for _, e := range m.waiting {
+			if !e.Flow.Background && e.item.Value.key == b.key {
+				want++
+			}
+		}
+		if got := b.Foreground(); got != want {
+			t.Fatalf("Foreground of %s = %d, want %d", b.key, got, want)
+		}
+	}
 }
