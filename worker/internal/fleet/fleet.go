@@ -95,12 +95,24 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 		m.Notes = s.Notes()
 	}
 	other := &cloisterpb.Elsewhere{}
+	size, unlisted := 0, 0
 	for _, d := range s.Queue.Demands() {
 		if s.Viewers != nil && !s.Viewers.Sees(ctx, d.Instance) {
 			other.Queued += int64(d.Queued)
 			continue
 		}
+		for _, p := range d.Properties {
+			size += len(p.Name) + len(p.Value)
+		}
+		if size += len(d.Unmet); size > maxDemands {
+			unlisted += d.Queued
+			continue
+		}
 		m.Demands = addDemand(m.Demands, d)
+	}
+	if unlisted > 0 {
+		m.Notes = append(slices.Clip(m.Notes),
+			fmt.Sprintf("the demands of %d waiting actions are not listed: all of them together are too long", unlisted))
 	}
 	for _, w := range s.Queue.Workers() {
 		if s.Viewers != nil && !s.Viewers.SeesBelow(ctx, w.Prefix) {
@@ -114,6 +126,9 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 	}
 	return m, nil
 }
+
+// maxDemands bounds the bytes of all demands in a message, since clients choose them.
+const maxDemands = 1 << 20
 
 // addDemand adds d to all, merging it with the last if that has the same properties and reason, by which demands of
 // several instances are sorted.

@@ -5,6 +5,7 @@ package fleet_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -110,6 +111,23 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	if w := m.Workers[0]; w.Gone == nil || w.Lost != 1 || len(w.Slots) != 0 || m.Queued != 2 || m.Again != 1 {
 		t.Errorf("after the worker left: %v", m)
 	}
+}
+
+// TestLongDemandsAreNotListed: clients choose demands, and must not make the status too large to receive.
+func TestLongDemandsAreNotListed(t *testing.T) {
+	work := must.Get(queue.New(queue.Config{Head: true}))(t)
+	defer work.Close()
+	const n, length = 600, 10_000
+	for i := range n {
+		kind := worker.Property{Name: "kind", Value: fmt.Sprintf("%0*d", length, i)}
+		action := cas.SHA256.Sum([]byte(kind.Value))
+		must.Get(work.Submit(queue.Request{Demands: []worker.Property{kind}, Task: worker.Task{Action: action}}))(t)
+	}
+	m := must.Get(serve(t, fleet.Config{Queue: work}).Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
+	listed := len(m.Demands)
+	expect.That(t, listed > 50 && listed*length <= 1<<20, "%d demands are listed", listed)
+	want := fmt.Sprintf("the demands of %d waiting actions are not listed", n-listed)
+	expect.That(t, len(m.Notes) == 1 && strings.Contains(m.Notes[0], want), "Notes = %q, want %q", m.Notes, want)
 }
 
 // A viewer sees one instance.

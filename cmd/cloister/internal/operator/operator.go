@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -35,11 +36,15 @@ func (f *Fleet) Connect(do func(cloisterpb.FleetClient) error) error {
 	return do(cloisterpb.NewFleetClient(conn))
 }
 
+// maxStatus bounds the bytes of a status: 1.8 KB for each of 140,000 busy slots with the longest names, 250 bytes with
+// usual ones.
+const maxStatus = 256 << 20
+
 // Status returns the state of the server.
 func (f *Fleet) Status(ctx context.Context, c cloisterpb.FleetClient) (*State, error) {
 	within, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	m, err := c.Status(within, &cloisterpb.StatusRequest{})
+	m, err := c.Status(within, &cloisterpb.StatusRequest{}, grpc.MaxCallRecvMsgSize(maxStatus))
 	if err != nil {
 		return nil, f.explain(ctx, err)
 	}

@@ -4,13 +4,21 @@ package operator
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/service"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -86,6 +94,30 @@ func TestStatusOfOtherInstances(t *testing.T) {
 	b, err := json.Marshal(stateOf(m))
 	expect.That(t, err == nil && strings.Contains(string(b), `"elsewhere":{"queued":3,"workers":2,"slots":8,"busy":2}`),
 		"%s, %v", b, err)
+}
+
+// TestStatusOfALargeFarm checks that the client accepts a status beyond gRPC's default limit of 4 MiB.
+func TestStatusOfALargeFarm(t *testing.T) {
+	head, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}})
+	must.Succeed(t, err)
+	t.Cleanup(func() { head.Close() })
+	address := grpctest.Serve(t, func(s *grpc.Server) { must.Succeed(t, head.Register(s)) })
+	const slots = 10_000
+	for i := range slots {
+		text := fmt.Sprintf("%0500d", i)
+		must.Get(head.Queue().Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum([]byte(text)), Target: text}}))(t)
+		slot := must.Get(head.Queue().Join(queue.Offer{Worker: fmt.Sprint(i / 100), Slot: fmt.Sprint(i)}))(t)
+		must.Get(slot.Take(t.Context()))(t)
+	}
+	var fleet Fleet
+	fleet.Server.Address = "grpc://" + address
+	must.Succeed(t, fleet.Connect(func(c cloisterpb.FleetClient) error {
+		s, err := fleet.Status(t.Context(), c)
+		if err == nil {
+			expect.Equal(t, s.Running, slots, "running actions")
+		}
+		return err
+	}))
 }
 
 // The JSON has stable names and plain numbers.
