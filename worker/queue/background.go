@@ -31,22 +31,24 @@ func (q *Queue) setBackground(o *Operation, background bool) {
 	o.entry.Move(flow)
 	q.noteUnwanted(j)
 	if !background {
-		q.background--
 		q.makeRoom(j)
 		return
 	}
-	q.background++
 	q.left = append(q.left, departure{o, o.unwatched})
-	q.yieldLater(j)
+	q.yieldLater(o)
 }
 
-// yieldLater ends the run of j after Config.CancelGrace if it is unwanted, and more jobs wait for such slots than runs
-// are about to yield.
-func (q *Queue) yieldLater(j *job) {
+// yieldLater ends the run of o after Config.CancelGrace if it may yield then, and more jobs wait for such slots than
+// runs are about to yield.
+func (q *Queue) yieldLater(o *Operation) {
 	time.AfterFunc(q.cfg.CancelGrace, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if !q.unwanted[j] || !q.mayYield(j) {
+		j := o.job // another one, if it shares a run now
+		if j == nil || j.run == nil {
+			return
+		}
+		if q.noteUnwanted(j); !q.unwanted[j.run.slot.worker][j.run] {
 			return
 		}
 		waiting := 0
@@ -59,18 +61,28 @@ func (q *Queue) yieldLater(j *job) {
 		case waiting > q.yielding:
 			q.yield(j)
 		case waiting > 0:
-			q.yieldLater(j) // those that yield may be slots for other jobs
+			q.yieldLater(o) // those that yield may be slots for other jobs
 		}
 	})
 }
 
-// noteUnwanted updates q.unwanted after a change of j.
+// noteUnwanted updates q.unwanted after a change of j, or Config.CancelGrace after a client has left.
 func (q *Queue) noteUnwanted(j *job) {
-	if j.run != nil && !j.run.over && !j.run.yielding && !j.wanted() {
-		q.unwanted[j] = true
-	} else {
-		delete(q.unwanted, j)
+	r := j.run
+	if r == nil {
+		return
 	}
+	w := r.slot.worker
+	if r.over || r.yielding || !q.mayYield(j) {
+		if delete(q.unwanted[w], r); len(q.unwanted[w]) == 0 {
+			delete(q.unwanted, w)
+		}
+		return
+	}
+	if q.unwanted[w] == nil {
+		q.unwanted[w] = make(map[*Run]bool)
+	}
+	q.unwanted[w][r] = true
 }
 
 // makeRoom ends an unwanted run if j, which is wanted, waits for its slot.
@@ -78,19 +90,22 @@ func (q *Queue) makeRoom(j *job) {
 	if len(q.unwanted) == 0 || !j.item.Waiting() || !j.wanted() {
 		return
 	}
-	for u := range q.unwanted {
-		if q.mayYield(u) && q.mayTake(u.run.slot.worker, j) {
-			q.yield(u)
+	for w, runs := range q.unwanted {
+		if !q.mayTake(w, j) {
+			continue
+		}
+		for r := range runs {
+			q.yield(r.job)
 			return
 		}
 	}
 }
 
-// mayYield reports whether the clients of an unwanted job have been gone for Config.CancelGrace, so that its run may
-// end.
+// mayYield reports whether j has had no client for Config.CancelGrace, and expects none, so that its run may end.
 func (q *Queue) mayYield(j *job) bool {
 	for o := range j.ops {
-		if time.Since(o.unwatched) < q.cfg.CancelGrace {
+		q.visits++
+		if !o.entry.Flow.Background || time.Since(o.unwatched) < q.cfg.CancelGrace {
 			return false
 		}
 	}
@@ -101,7 +116,7 @@ func (q *Queue) mayYield(j *job) bool {
 func (q *Queue) yield(j *job) {
 	j.run.yielding = true
 	q.yielding++
-	delete(q.unwanted, j)
+	q.noteUnwanted(j)
 	j.cancel()
 }
 

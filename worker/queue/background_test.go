@@ -153,6 +153,27 @@ func TestFewestRunsYield(t *testing.T) {
 	})
 }
 
+// A run yields although the last client to leave requested the action again, and left before its request shared the run.
+func TestSharedAbandonedRunYields(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		submit(t, q, "x", nil).Follow()(false)
+		r := wantTake(t, join(t, q, "a", "0", ""), "x")
+		time.Sleep(10 * time.Second)
+		again := queue.Request{Task: worker.Task{Action: action("x")}, Prepare: func(context.Context, *queue.Request) (*worker.Outcome, error) {
+			time.Sleep(time.Second)
+			return nil, nil
+		}}
+		must.Get(q.Submit(again))(t).Follow()(false)
+		time.Sleep(10 * time.Second)
+		defer submit(t, q, "next", nil).Follow()(false)
+		select {
+		case <-r.Cancelled():
+		default:
+			t.Error("the run keeps its slot")
+		}
+	})
+}
+
 // A run that another client waits for does not yield, nor does one whose slot no waiting action may take.
 func TestWantedRunDoesNotYield(t *testing.T) {
 	head(t, queue.Config{Attempts: 1}, func(t *testing.T, q *queue.Queue) {

@@ -22,3 +22,10 @@ func Drains(q *Queue) int {
 	defer q.mu.Unlock()
 	return len(q.drained)
 }
+
+// Visits returns the number of workers and operations that searches have looked at.
+func Visits(q *Queue) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.visits
+}

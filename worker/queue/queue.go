@@ -92,10 +92,6 @@ type Queue struct {
 	ops            map[string]*Operation // by name
 	listed         opList                // the same, in order of arrival
 	live           int                   // operations that are not completed
-	background     int                   // those of them without a client
-	left           []departure           // those of operations without a client, oldest first, and outdated ones
-	unwanted       map[*job]bool         // jobs with a run that no client waits for, and that does not yield yet
-	yielding       int                   // runs that are about to yield their slots
 	// Completed operations, oldest first: those whose action ran, and those answered without a run.
 	executed, answered []*Operation
 	retainedBytes      int64 // of both
@@ -106,11 +102,16 @@ type Queue struct {
 	drained            map[string]*drain // by worker name
 	drainJoining       *drain            // applies to every worker that joins; nil if none
 	undrained          map[string]bool   // names of workers exempt from drainJoining
+	visits             int               // workers and operations that searches have looked at, for tests
 	// Prefetching.
 	fetched   int64     // bytes reserved of Config.FetchBytes
 	reserving []*job    // jobs waiting to reserve
 	reserved  sync.Cond // a reservation may succeed
 	toFetch   sync.Cond // there may be a job to prefetch
+	// Abandoned actions.
+	left     []departure                    // of the last clients of operations, oldest first, including outdated ones
+	unwanted map[*workerGroup]map[*Run]bool // runs without a client for Config.CancelGrace that do not yield yet
+	yielding int                            // runs that are about to yield
 	// Background work.
 	slotFree sync.Cond          // a slot may be free
 	stopIdle context.CancelFunc // nil unless Config.Idle runs
@@ -129,7 +130,7 @@ func New(c Config) (*Queue, error) {
 		ops:       make(map[string]*Operation),
 		drained:   make(map[string]*drain),
 		undrained: make(map[string]bool),
-		unwanted:  make(map[*job]bool),
+		unwanted:  make(map[*workerGroup]map[*Run]bool),
 		pulling:   make(map[*job]bool),
 		started:   time.Now(),
 	}
@@ -347,9 +348,7 @@ func (q *Queue) complete(o *Operation, e end) {
 		e.notify(o.info, s)
 	}
 	o.change(s)
-	if q.live--; o.entry.Flow.Background {
-		q.background--
-	}
+	q.live--
 	q.stats.Done++
 	switch {
 	case e.fault != nil:

@@ -165,7 +165,7 @@ func (q *Queue) release(r *Run) {
 	s.worker.busy--
 	s.worker.seen = time.Now()
 	q.ready.Done(&r.job.item)
-	delete(q.unwanted, r.job)
+	q.noteUnwanted(r.job)
 	if r.yielding {
 		q.yielding--
 	}

@@ -105,6 +105,7 @@ func (w *workerGroup) missing(demands []worker.Property) []worker.Property {
 
 // mayTake reports whether w may take j now.
 func (q *Queue) mayTake(w *workerGroup, j *job) bool {
+	q.visits++
 	if w.drained != nil || !w.matches(j) {
 		return false
 	}

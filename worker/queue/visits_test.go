@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// TestStepsVisitNoMoreOfMore checks that a step looks at as many workers and operations in a queue with four times as
+// many of them.
+func TestStepsVisitNoMoreOfMore(t *testing.T) {
+	// run lets a slot of a worker with the property on=WORKER execute an action.
+	run := func(t *testing.T, q *queue.Queue, name, slot string) *queue.Operation {
+		o := submit(t, q, name+slot, demands("on="+name))
+		wantTake(t, join(t, q, name, slot, "on="+name), name+slot)
+		return o
+	}
+	// abandon makes n clients leave while their actions run.
+	abandon := func(t *testing.T, q *queue.Queue, n int) {
+		run(t, q, "b", "0")
+		for i := range n {
+			run(t, q, "a", fmt.Sprint(i)).Follow()(false)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		setUp func(t *testing.T, q *queue.Queue, n int)
+		step  func(t *testing.T, q *queue.Queue)
+	}{
+		{"SubmitWhileAbandonedRunsKeepTheirSlots", abandon, func(t *testing.T, q *queue.Queue) {
+			submit(t, q, "next", demands("on=a"))
+		}},
+		{"SubmitForOtherSlotsThanThoseOfAbandonedRuns", func(t *testing.T, q *queue.Queue, n int) {
+			abandon(t, q, n)
+			time.Sleep(10 * time.Second) // more than CancelGrace
+		}, func(t *testing.T, q *queue.Queue) {
+			submit(t, q, "next", demands("on=b"))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			visits := func(n int) (visits int) {
+				head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+					c.setUp(t, q, n)
+					before := queue.Visits(q)
+					c.step(t, q)
+					visits = queue.Visits(q) - before
+				})
+				return visits
+			}
+			expect.Equal(t, visits(200), visits(50), "visits among 200, compared with those among 50")
+		})
+	}
+}
