@@ -3,6 +3,7 @@
 package queue
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cloister-build/cloister/worker"
@@ -34,7 +35,6 @@ func (q *Queue) setBackground(o *Operation, background bool) {
 		q.makeRoom(j)
 		return
 	}
-	q.left = append(q.left, departure{o, o.unwatched})
 	q.yieldLater(o)
 }
 
@@ -120,32 +120,42 @@ func (q *Queue) yield(j *job) {
 	j.cancel()
 }
 
-// A departure is that of the last client of an operation.
+// A departure is that of the last client of an operation. It is outdated once a client has come, or the operation is
+// completed.
 type departure struct {
 	of *Operation
-	at time.Time // Operation.unwatched, unless a client has come since
+	at time.Time // Operation.unwatched, unless it is outdated
+}
+
+func (d departure) outdated() bool {
+	return d.of.job == nil || d.of.clients > 0 || !d.of.unwatched.Equal(d.at)
+}
+
+// dropAbandoned cancels the operations that have had no client for Config.Grace.
+func (q *Queue) dropAbandoned(now time.Time) {
+	for q.trimLeft(); len(q.left) > 0 && now.Sub(q.left[0].at) > q.cfg.Grace; q.trimLeft() {
+		q.leave(q.left[0].of, fault(worker.FaultCancelled,
+			"cancelled: no client waited for the operation for %v; execute the action again", q.cfg.Grace))
+	}
 }
 
 // dropBackground cancels the operation that has been without a client for the longest time, to make room for another. It
 // reports whether it found one.
 func (q *Queue) dropBackground() bool {
 	q.trimLeft()
-	if len(q.left) == 0 {
+	i := slices.IndexFunc(q.left, func(d departure) bool { return !d.outdated() && d.of.entry.Flow.Background })
+	if i < 0 {
 		return false
 	}
-	q.leave(q.left[0].of, fault(worker.FaultCancelled,
+	q.leave(q.left[i].of, fault(worker.FaultCancelled,
 		"cancelled: the queue is full, and no client waited for the operation; execute the action again"))
 	return true
 }
 
-// trimLeft removes departures until the first is that of an operation that waits without a client. Each is visited
-// once, however many operations there are.
+// trimLeft removes outdated departures until the first is not. Each is visited once, however many operations there are.
 func (q *Queue) trimLeft() {
-	for len(q.left) > 0 {
-		d := q.left[0]
-		if d.of.job != nil && d.of.entry.Flow.Background && d.of.unwatched.Equal(d.at) {
-			return
-		}
+	for len(q.left) > 0 && q.left[0].outdated() {
+		q.visits++
 		q.left[0] = departure{} // release it to the garbage collector
 		q.left = q.left[1:]
 	}

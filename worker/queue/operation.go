@@ -164,12 +164,16 @@ func (o *Operation) exit(cancelled bool) {
 	if !cancelled {
 		o.lost = o.unwatched
 	}
-	if o.followed && o.clients == 0 && o.job != nil {
+	if o.clients > 0 || o.job == nil {
+		return
+	}
+	o.q.left = append(o.q.left, departure{o, o.unwatched})
+	if o.followed {
 		o.q.setBackground(o, true)
 	}
 }
 
-// expireSoon cancels o after Config.CancelGrace, unless a client has returned or may return. If one may, expire cancels
+// expireSoon cancels o after Config.CancelGrace, unless a client has returned or may return. If one may, sweep cancels
 // o later.
 func (o *Operation) expireSoon() {
 	if o.expiring {
@@ -193,6 +197,7 @@ func (o *Operation) expireSoon() {
 // abandoned reports whether o, which is not completed, is to be cancelled. It keeps an operation until its first client
 // follows it, which may take minutes on an overloaded machine.
 func (o *Operation) abandoned(now time.Time) bool {
+	o.q.visits++
 	return o.clients == 0 && !o.unwatched.IsZero() && now.Sub(o.unwatched) >= o.q.cfg.CancelGrace && now.Sub(o.lost) > o.q.cfg.Grace
 }
 

@@ -320,13 +320,7 @@ func (q *Queue) sweep() {
 func (q *Queue) expire(now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, o := range q.ops {
-		if o.job != nil && o.abandoned(now) {
-			q.leave(o, fault(worker.FaultCancelled,
-				"cancelled: no client waited for the operation for %v; execute the action again", q.cfg.Grace))
-		}
-	}
-	q.trimLeft()
+	q.dropAbandoned(now)
 	q.forgetWorkers(now)
 	q.refuseUnmatched(now)
 	q.dropExpired(now)

@@ -5,9 +5,11 @@ package queue_test
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
@@ -40,6 +42,14 @@ func TestStepsVisitNoMoreOfMore(t *testing.T) {
 			time.Sleep(10 * time.Second) // more than CancelGrace
 		}, func(t *testing.T, q *queue.Queue) {
 			submit(t, q, "next", demands("on=b"))
+		}},
+		{"SweepWithoutAbandonedOperations", func(t *testing.T, q *queue.Queue, n int) {
+			for i := range n {
+				must.Get(q.Submit(numbered(i)))(t).Follow()
+			}
+		}, func(t *testing.T, _ *queue.Queue) {
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
