@@ -97,12 +97,14 @@ type Queue struct {
 	retainedBytes      int64 // of both
 	stats              Stats // only what is not counted on demand
 	draining           bool
-	workers            []*workerGroup    // joined or remembered
-	groups             uint64            // number of the last one
-	drained            map[string]*drain // by worker name
-	drainJoining       *drain            // applies to every worker that joins; nil if none
-	undrained          map[string]bool   // names of workers exempt from drainJoining
-	visits             int               // workers and operations that searches have looked at, for tests
+	workers            []*workerGroup            // joined or remembered
+	byName             map[string][]*workerGroup // the same
+	idle               map[*workerGroup]bool     // those with slots that wait for a job
+	groups             uint64                    // number of the last one
+	drained            map[string]*drain         // by worker name
+	drainJoining       *drain                    // applies to every worker that joins; nil if none
+	undrained          map[string]bool           // names of workers exempt from drainJoining
+	visits             int                       // workers and operations that searches have looked at, for tests
 	// Prefetching.
 	fetched   int64     // bytes reserved of Config.FetchBytes
 	reserving []*job    // jobs waiting to reserve
@@ -128,6 +130,8 @@ func New(c Config) (*Queue, error) {
 		empty:     make(chan struct{}),
 		flights:   make(map[flightKey]*job),
 		ops:       make(map[string]*Operation),
+		byName:    make(map[string][]*workerGroup),
+		idle:      make(map[*workerGroup]bool),
 		drained:   make(map[string]*drain),
 		undrained: make(map[string]bool),
 		unwanted:  make(map[*workerGroup]map[*Run]bool),

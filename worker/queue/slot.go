@@ -76,8 +76,8 @@ func (q *Queue) Join(o Offer) (*Slot, error) {
 	if q.closed() {
 		return nil, ErrClosed
 	}
-	for _, w := range q.workers {
-		if w.name == o.Worker && w.slots[o.Slot] != nil {
+	for _, w := range q.byName[o.Worker] {
+		if w.slots[o.Slot] != nil {
 			return nil, fmt.Errorf("%w: slot %q of worker %q", ErrJoined, o.Slot, o.Worker)
 		}
 	}
@@ -160,6 +160,7 @@ func (s *Slot) Take(ctx context.Context) (*Run, error) {
 	woken := make(chan struct{})
 	s.woken = woken
 	s.worker.idle = append(s.worker.idle, s)
+	q.idle[s.worker] = true
 	q.slotFree.Signal()
 	q.mu.Unlock()
 	select {
@@ -186,7 +187,10 @@ func (s *Slot) wake() {
 	}
 	close(s.woken)
 	s.woken = nil
-	s.worker.idle = slices.DeleteFunc(s.worker.idle, func(t *Slot) bool { return t == s })
+	w := s.worker
+	if w.idle = slices.DeleteFunc(w.idle, func(t *Slot) bool { return t == s }); len(w.idle) == 0 {
+		delete(s.q.idle, w)
+	}
 }
 
 // wakeAll ends the waiting of all slots, which get no more actions.

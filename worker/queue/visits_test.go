@@ -43,6 +43,21 @@ func TestStepsVisitNoMoreOfMore(t *testing.T) {
 		}, func(t *testing.T, q *queue.Queue) {
 			submit(t, q, "next", demands("on=b"))
 		}},
+		{"SubmitWhileAllWorkersAreBusy", func(t *testing.T, q *queue.Queue, n int) {
+			for i := range n {
+				run(t, q, fmt.Sprint(i), "0")
+			}
+		}, func(t *testing.T, q *queue.Queue) {
+			submit(t, q, "next", demands("on=1"))
+		}},
+		{"JoinAmongManyWorkers", func(t *testing.T, q *queue.Queue, n int) {
+			for i := range n {
+				join(t, q, fmt.Sprint(i), "0", "")
+			}
+			join(t, q, "last", "0", "")
+		}, func(t *testing.T, q *queue.Queue) {
+			join(t, q, "last", "1", "")
+		}},
 		{"SweepWithoutAbandonedOperations", func(t *testing.T, q *queue.Queue, n int) {
 			for i := range n {
 				must.Get(q.Submit(numbered(i)))(t).Follow()

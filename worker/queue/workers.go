@@ -37,17 +37,14 @@ func (q *Queue) group(o Offer, own bool, depth int) *workerGroup {
 		properties: slices.Compact(slices.SortedFunc(slices.Values(o.Properties), worker.Property.Compare)),
 		slots:      make(map[string]*Slot),
 	}
-	known := false
-	for _, w := range q.workers {
-		if w.name != o.Worker {
-			continue
-		}
+	known := q.byName[o.Worker]
+	for _, w := range known {
+		q.visits++
 		if own == w.own && depth == w.depth && w.like(offered) {
 			return w
 		}
-		known = true
 	}
-	if d := q.drainJoining; d != nil && !known && q.drained[o.Worker] == nil && !q.undrained[o.Worker] {
+	if d := q.drainJoining; d != nil && len(known) == 0 && q.drained[o.Worker] == nil && !q.undrained[o.Worker] {
 		q.drained[o.Worker] = d
 	}
 	q.groups++
@@ -56,6 +53,7 @@ func (q *Queue) group(o Offer, own bool, depth int) *workerGroup {
 		offered.drained = q.drained[o.Worker]
 	}
 	q.workers = append(q.workers, offered)
+	q.byName[o.Worker] = append(known, offered)
 	return offered
 }
 
@@ -120,11 +118,14 @@ func (q *Queue) mayTake(w *workerGroup, j *job) bool {
 }
 
 // leastLoadedSlot returns an idle slot that may take j, of the worker with the smallest fraction of busy slots, or nil.
+// Among equals, the first to join is chosen.
 func (q *Queue) leastLoadedSlot(j *job) *Slot {
 	var best *workerGroup
-	for _, w := range q.workers {
+	for w := range q.idle {
+		q.visits++
 		// Compares w.busy/slots with best.busy/slots without a division.
-		if len(w.idle) > 0 && (best == nil || w.busy*len(best.slots) < best.busy*len(w.slots)) && q.mayTake(w, j) {
+		if (best == nil || cmp.Or(cmp.Compare(w.busy*len(best.slots), best.busy*len(w.slots)),
+			cmp.Compare(w.number, best.number)) < 0) && q.mayTake(w, j) {
 			best = w
 		}
 	}
@@ -153,23 +154,18 @@ func (q *Queue) forgetWorkers(now time.Time) {
 			since = last
 		}
 	}
-	forgotten := make(map[string]bool)
 	q.workers = slices.DeleteFunc(q.workers, func(w *workerGroup) bool {
 		if w.left.IsZero() || w.left.After(since) {
 			return false
 		}
-		forgotten[w.name] = true
+		others := slices.DeleteFunc(q.byName[w.name], func(other *workerGroup) bool { return other == w })
+		if q.byName[w.name] = others; len(others) > 0 {
+			return true
+		}
+		delete(q.byName, w.name)
+		if q.drained[w.name] == q.drainJoining {
+			delete(q.drained, w.name) // drainJoining applies when it joins again
+		}
 		return true
 	})
-	if len(forgotten) == 0 {
-		return
-	}
-	for _, w := range q.workers {
-		delete(forgotten, w.name)
-	}
-	for name := range forgotten {
-		if q.drained[name] == q.drainJoining {
-			delete(q.drained, name) // drainJoining applies when it joins again
-		}
-	}
 }
