@@ -128,6 +128,7 @@ type departure struct {
 }
 
 func (d departure) outdated() bool {
+	d.of.q.visits++
 	return d.of.job == nil || d.of.clients > 0 || !d.of.unwatched.Equal(d.at)
 }
 
@@ -155,7 +156,6 @@ func (q *Queue) dropBackground() bool {
 // trimLeft removes outdated departures until the first is not. Each is visited once, however many operations there are.
 func (q *Queue) trimLeft() {
 	for len(q.left) > 0 && q.left[0].outdated() {
-		q.visits++
 		q.left[0] = departure{} // release it to the garbage collector
 		q.left = q.left[1:]
 	}

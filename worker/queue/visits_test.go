@@ -16,6 +16,7 @@ import (
 // TestStepsVisitNoMoreOfMore checks that a step looks at as many workers and operations in a queue with four times as
 // many of them.
 func TestStepsVisitNoMoreOfMore(t *testing.T) {
+	const full = 500 // operations
 	// run lets a slot of a worker with the property on=WORKER execute an action.
 	run := func(t *testing.T, q *queue.Queue, name, slot string) *queue.Operation {
 		o := submit(t, q, name+slot, demands("on="+name))
@@ -43,6 +44,27 @@ func TestStepsVisitNoMoreOfMore(t *testing.T) {
 		}, func(t *testing.T, q *queue.Queue) {
 			submit(t, q, "next", demands("on=b"))
 		}},
+		{"ClientsLeaveWhileOthersWait", func(t *testing.T, q *queue.Queue, n int) {
+			for i := range n {
+				run(t, q, "a", fmt.Sprint(i))
+			}
+			for i := range n {
+				submit(t, q, fmt.Sprint("next", i), demands("on=a"))
+			}
+		}, func(t *testing.T, q *queue.Queue) {
+			run(t, q, "b", "0").Follow()(false)
+			time.Sleep(10 * time.Second)
+		}},
+		{"SubmitToAQueueThatIsFullOfAbandonedOperations", func(t *testing.T, q *queue.Queue, n int) {
+			for i := range full {
+				leave := must.Get(q.Submit(numbered(i)))(t).Follow()
+				if i >= full-n {
+					leave(false)
+				}
+			}
+		}, func(t *testing.T, q *queue.Queue) {
+			must.Get(q.Submit(numbered(full)))(t)
+		}},
 		{"SubmitWhileAllWorkersAreBusy", func(t *testing.T, q *queue.Queue, n int) {
 			for i := range n {
 				run(t, q, fmt.Sprint(i), "0")
@@ -69,7 +91,7 @@ func TestStepsVisitNoMoreOfMore(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			visits := func(n int) (visits int) {
-				head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+				head(t, queue.Config{MaxLive: full}, func(t *testing.T, q *queue.Queue) {
 					c.setUp(t, q, n)
 					before := queue.Visits(q)
 					c.step(t, q)
