@@ -50,14 +50,21 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 	}
 }
 
-// unanswered reports whether to ignore err, of a query: with WriteBack, if the upstream is unusable or refuses the
-// query. It may refuse one although it is up, for example because it may not be written and a blob has to be renewed.
+// unanswered reports whether to ignore err, of a query: with WriteBack, if the upstream is unusable, or refuses to renew
+// a blob.
 func (s *store) unanswered(err error) bool {
-	if s.o.config.Policy != WriteBack || !errors.Is(err, cas.ErrDenied) && !s.o.unusable(s.name, err) {
+	if s.o.config.Policy != WriteBack || !s.renewalDenied(err) && !s.o.unusable(s.name, err) {
 		return false
 	}
 	s.o.count(func(st *Stats) { st.Unanswered++ })
 	return true
+}
+
+// renewalDenied reports whether err, of a query, may mean that the upstream denies a renewal. One without renewals denies
+// the query itself, and probably uploads, too: if its blobs were missing, clients would fill the journal with them.
+func (s *store) renewalDenied(err error) bool {
+	_, ok := cas.As[cas.Renewer](s.upstream.Store)
+	return ok && errors.Is(err, cas.ErrDenied)
 }
 
 // A call is a running call of the upstream, which may outlive its caller.

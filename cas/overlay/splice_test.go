@@ -23,15 +23,20 @@ func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 	t.Helper()
 	p = &pair{local: castest.NewMemory(), upstream: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
 	p.faultyUpstream = faulty.New(p.upstream, p.upstream)
+	return p, p.openSplicer(t, policy, p.faultyUpstream)
+}
+
+// openSplicer replaces the overlay of p by one with this upstream.
+func (p *pair) openSplicer(t *testing.T, policy overlay.Policy, upstream cas.Store) cas.Splicer {
+	t.Helper()
 	p.Overlay = open(t, overlay.Config{
-		Local: one(p.local, p.local), Upstream: one(p.faultyUpstream, p.faultyUpstream),
-		Policy: policy, Journal: p.journal,
+		Local: one(p.local, p.local), Upstream: one(upstream, p.faultyUpstream), Policy: policy, Journal: p.journal,
 	})
 	in := instance(t, p.Overlay)
 	p.store, p.actions = in.Store, in.Actions
 	m, ok := cas.As[cas.Splicer](p.store)
 	must.Be(t, ok, "the overlay is not a cas.Splicer")
-	return p, m
+	return m
 }
 
 func wantWhole(t *testing.T, s cas.Store, d cas.Digest, b []byte) {

@@ -5,6 +5,7 @@ package overlay_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -254,22 +255,38 @@ func TestDeniedUpstreamLosesNothing(t *testing.T) {
 	})
 }
 
-// TestRefusedQueriesAreUnanswered checks that with WriteBack, a blob is missing and a chunk is absent if the upstream,
-// which is up, refuses to say whether it has them. With WriteThrough the query fails.
-func TestRefusedQueriesAreUnanswered(t *testing.T) {
+// A renewingStore renews blobs when it is queried, like a bucket.
+type renewingStore struct{ *faulty.Store }
+
+func (renewingStore) Lifetime() time.Duration { return 24 * time.Hour }
+
+func (r renewingStore) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return r.Missing(ctx, ds)
+}
+
+// TestDeniedRenewalsAreUnanswered checks that with WriteBack, a blob is missing and a chunk is absent if the upstream,
+// which is up, refuses to renew it. With WriteThrough, or if the upstream renews nothing, the query fails: otherwise,
+// clients would upload blobs that the upstream does not accept either.
+func TestDeniedRenewalsAreUnanswered(t *testing.T) {
 	for name, policy := range policies {
-		p, m := newSplicer(t, policy)
-		_, d := put(t, p.upstream, 1, 100)
-		_, whole, of := castest.PutChunks(t, p.upstream, 2, 1<<20, 2<<20)
-		p.faultyUpstream.Fail(cas.ErrDenied, faulty.Missing)
-		if policy == overlay.WriteThrough {
-			_, err := p.store.Missing(t.Context(), []cas.Digest{d})
-			wantError(t, name, err, cas.ErrDenied)
-			continue
+		for _, renews := range []bool{true, false} {
+			p, m := newSplicer(t, policy)
+			if renews {
+				m = p.openSplicer(t, policy, renewingStore{p.faultyUpstream})
+			}
+			_, d := put(t, p.upstream, 1, 100)
+			_, whole, of := castest.PutChunks(t, p.upstream, 2, 1<<20, 2<<20)
+			p.faultyUpstream.Fail(cas.ErrDenied, faulty.Missing)
+			if !renews || policy == overlay.WriteThrough {
+				_, err := p.store.Missing(t.Context(), []cas.Digest{d})
+				wantError(t, fmt.Sprintf("%s, renews: %t", name, renews), err, cas.ErrDenied)
+				wantError(t, "Splice", m.Splice(t.Context(), whole, of), cas.ErrDenied)
+				continue
+			}
+			wantMissing(t, name, p.store, []cas.Digest{d}, []cas.Digest{d})
+			wantError(t, "Splice", m.Splice(t.Context(), whole, of), cas.ErrNotFound)
+			expect.Equal(t, p.Stats().Unanswered, 2, "unanswered")
 		}
-		wantMissing(t, name, p.store, []cas.Digest{d}, []cas.Digest{d})
-		wantError(t, "Splice", m.Splice(t.Context(), whole, of), cas.ErrNotFound)
-		expect.Equal(t, p.Stats().Unanswered, 2, "unanswered")
 	}
 }
 
