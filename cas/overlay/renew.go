@@ -7,6 +7,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -206,7 +207,8 @@ func (o *Overlay) renewUsed() {
 
 // renew renews entries in the upstream. It sends local blobs that are absent there, and returns their number. It does
 // not send absent results, because somebody may have removed them. It also returns the number of results that the
-// upstream fails to look up: their next use tries again, since it may always fail for some.
+// upstream fails to look up: their next use tries again, since it may always fail for some. A refused lookup is no
+// failure: the upstream would refuse all of them, at each use.
 func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 	for instance, ds := range blobsByInstance(entries) {
 		s, err := o.store(instance)
@@ -229,7 +231,9 @@ func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 		switch {
 		case o.ctx.Err() != nil || o.unusable(e.instance, err):
 			return failed, restored, err
-		case err != nil && !errors.Is(err, cas.ErrNotFound):
+		case err == nil, errors.Is(err, cas.ErrNotFound), errors.Is(err, os.ErrPermission),
+			errors.Is(err, errors.ErrUnsupported):
+		default:
 			o.warn("cannot renew results in the upstream yet", "err", err)
 			o.uses.unsee(e)
 			failed++

@@ -5,6 +5,7 @@ package overlay_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"slices"
 	"sync"
@@ -308,6 +309,24 @@ func TestFailedResultIsRenewedAtItsNextUse(t *testing.T) {
 			p.faultyUpstream.Heal()
 		}
 	})
+}
+
+// TestRefusedResultsAreRenewedOncePerInterval checks that an upstream that refuses lookups does not get one for each
+// local use.
+func TestRefusedResultsAreRenewedOncePerInterval(t *testing.T) {
+	for _, refusal := range []error{cas.ErrDenied, errors.ErrUnsupported} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, overlay.WriteThrough)
+			action := cas.SHA256.Sum([]byte("a"))
+			must.Succeed(t, p.local.Record(t.Context(), action, &repb.ActionResult{}))
+			p.faultyUpstream.Fail(refusal, faulty.Lookup)
+			for range 36 {
+				must.Get(p.actions.Lookup(t.Context(), action))(t)
+				time.Sleep(time.Hour)
+			}
+			expect.Equal(t, p.faultyUpstream.Calls(faulty.Lookup), 3, "%v: upstream lookups in 36 hours", refusal)
+		})
+	}
 }
 
 func TestRenewalCanBeDisabled(t *testing.T) {
