@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -266,6 +267,16 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (restored int, 
 		return 0, nil
 	}
 	failed := s.send(ctx, lost, unpaced)
+	maps.DeleteFunc(failed, func(d cas.Digest, failure error) bool {
+		if !tooLarge(failure) {
+			return false
+		}
+		lost = without(lost, map[cas.Digest]bool{d: true}) // the upstream never had it
+		return true
+	})
+	if len(lost) == 0 {
+		return 0, nil
+	}
 	for _, failure := range failed {
 		if errors.Is(failure, cas.ErrUnavailable) {
 			err = failure

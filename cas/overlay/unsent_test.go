@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -454,6 +455,30 @@ func TestBlobTooLargeForUpstreamStaysLocal(t *testing.T) {
 		expect.Equal(t, p.Stats().Pending, 1, "pending while the upstream is full")
 		p.faultyUpstream.Heal()
 		must.Succeed(t, p.Close(t.Context()))
+	})
+}
+
+// TestBlobTooLargeForUpstreamIsNotReportedLost checks that using a blob that the upstream never accepts logs no loss.
+func TestBlobTooLargeForUpstreamIsNotReportedLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, memory := castest.NewMemory(), castest.NewMemory()
+		upstream := faulty.New(memory, memory)
+		upstream.Fail(fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported), faulty.Put)
+		var log bytes.Buffer
+		o := open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
+			Log: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		s := instance(t, o).Store
+		_, d := put(t, s, 1, 3<<20)
+		for range 5 {
+			time.Sleep(2 * time.Minute)
+			wantMissing(t, "used", s, []cas.Digest{d}, nil)
+		}
+		time.Sleep(2 * time.Minute)
+		must.Succeed(t, o.Close(t.Context()))
+		expect.That(t, upstream.Calls(faulty.Put) > 1, "the blob was not sent again")
+		expect.That(t, !strings.Contains(log.String(), "lost blobs"), "got the log:\n%s", log.String())
 	})
 }
 
