@@ -482,6 +482,28 @@ func TestBlobTooLargeForUpstreamIsNotReportedLost(t *testing.T) {
 	})
 }
 
+// TestLeftoverTooLargeForUpstreamStaysMissing checks that a blob that WriteBack has not sent, and that the upstream never
+// accepts, is missing after a change to WriteThrough, also after a restart, until the upstream accepts it.
+func TestLeftoverTooLargeForUpstreamStaysMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		disconnect(p.faultyUpstream)
+		data, d := put(t, p.store, 1, 3<<20)
+		p.restart(t, overlay.WriteThrough)
+		p.faultyUpstream.Heal()
+		p.faultyUpstream.Fail(fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported), faulty.Put)
+		time.Sleep(time.Minute)
+		expect.Equal(t, p.Stats().Pending, 0, "pending")
+		for range 2 {
+			wantMissing(t, "given up", p.store, []cas.Digest{d}, []cas.Digest{d})
+			p.restart(t, overlay.WriteThrough)
+		}
+		p.faultyUpstream.Heal()
+		must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(data)))
+		wantMissing(t, "put again", p.store, []cas.Digest{d}, nil)
+	})
+}
+
 // TestLeftoversAreSentWithWriteThrough checks that entries that WriteBack has not sent are sent after a change to
 // WriteThrough, and that their blobs are missing until then or until they are put again.
 func TestLeftoversAreSentWithWriteThrough(t *testing.T) {

@@ -170,7 +170,7 @@ func (r *round) ended(e entry, err error) {
 	case r.o.unusable(e.instance, err):
 		r.unavailable = err
 		r.retry = append(r.retry, e)
-	case tooLarge(err), e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
+	case tooLarge(err) && r.o.keptUnsent(e), e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
 		r.o.config.Log.Error("the upstream refuses a blob or result for good; it stays local", "what", e.String(), "err", err)
 		r.refused++
 		r.done = append(r.done, e)
@@ -184,6 +184,22 @@ func (r *round) ended(e entry, err error) {
 // size.
 func tooLarge(err error) bool {
 	return errors.Is(err, cas.ErrUpstreamFull) && errors.Is(err, errors.ErrUnsupported)
+}
+
+// keptUnsent records, with WriteThrough, that a blob that an earlier WriteBack has left is given up: it stays missing. It
+// returns false if there is no room for the record.
+func (o *Overlay) keptUnsent(e entry) bool {
+	if e.kind == result || !o.leftover() {
+		return true
+	}
+	k := key{e.instance, e.digest}
+	room, err := o.unsent.begin(k)
+	if !room || err != nil {
+		return false
+	}
+	o.unsent.stored(k)
+	o.unsent.end(k)
+	return true
 }
 
 // outdated reports whether to give up a result that the upstream denies us. The operator may correct the permissions,
