@@ -86,7 +86,7 @@ type Stats struct {
 	PendingBytes int64
 	Oldest       time.Time
 	Lost         int64 // writes that can never be sent: the local store has lost them, or their record was damaged
-	Unanswered   int64 // queries answered without the upstream, which was unreachable or failed
+	Unanswered   int64 // queries answered without the upstream, which was unreachable, failed or refused them
 	Refused      int64 // results that the upstream refused, and blobs that are too large for it
 	Renewed      int64 // blobs and results renewed in the upstream because they were used locally
 	Restored     int64 // of these, blobs that the upstream had lost or could not renew, sent again from the local store

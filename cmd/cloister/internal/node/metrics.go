@@ -86,7 +86,7 @@ func (n *Node) storeMetrics() []metric {
 			metric{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return boolValue(n.Upstream.Down() == "") }},
 			metric{"cloister_cas_upstream_fetched_total", "Blobs fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
 			metric{"cloister_cas_upstream_sent_total", "Blobs and results sent to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
-			metric{"cloister_cas_upstream_unasked_total", "Requests answered without the upstream because it was down.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
+			metric{"cloister_cas_upstream_unasked_total", "Queries answered without the upstream because it was down or slow, or refused them.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
 			metric{"cloister_cas_upstream_refused_total", "Results that the upstream rejected, and blobs that are too large for it.", moved(func(s overlay.Stats) int64 { return s.Refused })},
 			metric{"cloister_cas_upstream_pending", "Blobs and results waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
 			metric{"cloister_cas_upstream_pending_bytes", "Size of the blobs waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return s.PendingBytes })},
