@@ -76,7 +76,7 @@ func (l *Local) ignore(req *request, p Property) error {
 	case slices.Contains(req.ignored, text):
 	case len(req.ignored) < maxIgnoredProperties:
 		req.ignored = append(req.ignored, text)
-	case isImage(p) && !req.ignoresImage: // results.OtherImage must find it
+	case isImage(p) && !req.ignoresImage: // results.IgnoredImage must find it
 		req.ignored[len(req.ignored)-1] = text
 	}
 	req.ignoresImage = req.ignoresImage || isImage(p)

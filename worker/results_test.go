@@ -82,7 +82,7 @@ func TestUnreadableToolchain(t *testing.T) {
 }
 
 // TestResultsOfAnotherImageAreMisses: a result whose image the action does not determine is a miss unless the operator
-// permits it, and one of this machine if an image was ignored or the default properties name one.
+// permits it, and one of this machine if the default properties name an image.
 func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -94,15 +94,6 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 		{"of this machine", &cloisterpb.Execution{Toolchain: "a"}, false, false, true},
 		{"of this machine, with a default image", &cloisterpb.Execution{Toolchain: "a"}, true, true, false},
 		{"of this machine, as the action says", &cloisterpb.Execution{Toolchain: "a", Image: results.NoImage}, false, true, true},
-		{"of this machine, with the image ignored", &cloisterpb.Execution{
-			Toolchain: "a", IgnoredProperties: []string{"Pool=x", "Container-Image=docker://x@sha256:1"},
-		}, true, false, false},
-		{"of this machine, with a quoted image ignored", &cloisterpb.Execution{
-			Toolchain: "a", IgnoredProperties: []string{Property{Name: results.ImageProperty, Value: "a b"}.String()},
-		}, true, false, false},
-		{"of this machine, with another property ignored", &cloisterpb.Execution{
-			Toolchain: "a", IgnoredProperties: []string{"Pool=container-image"},
-		}, false, false, true},
 		{"pinned", &cloisterpb.Execution{Image: "x@sha256:1"}, false, true, true},
 		{"unpinned", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, false, false, false},
 		{"unpinned, permitted", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, true, false, true},
@@ -112,6 +103,25 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 		refuse := results.OtherImage(c.permitted, func(string) bool { return c.byDefault })
 		if why := refuse(t.Context(), "", cas.Digest{}, r); (why == "") != c.served {
 			t.Errorf("%s: got refusal %q, want it served: %t", c.name, why, c.served)
+		}
+	}
+}
+
+// TestResultsOfIgnoredImagesAreRefused, however the property is written.
+func TestResultsOfIgnoredImagesAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		ignored []string
+		served  bool
+	}{
+		{nil, true},
+		{[]string{"Pool=container-image"}, true},
+		{[]string{"Pool=x", "Container-Image=docker://x@sha256:1"}, false},
+		{[]string{Property{Name: results.ImageProperty, Value: "a b"}.String()}, false}, // it is quoted
+	} {
+		aux := must.Get(anypb.New(&cloisterpb.Execution{Toolchain: "a", IgnoredProperties: c.ignored}))(t)
+		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
+		if why := results.IgnoredImage(t.Context(), "", cas.Digest{}, r); (why == "") != c.served {
+			t.Errorf("%q ignored: got refusal %q, want it served: %t", c.ignored, why, c.served)
 		}
 	}
 }

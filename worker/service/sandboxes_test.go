@@ -79,8 +79,9 @@ func newFarm(t *testing.T, settle time.Duration, text string) *farm {
 	return f
 }
 
-// join adds a worker with one slot whose sandbox is a fake of this name, until the test ends.
-func (f *farm) join(name string) *counter {
+// join adds a worker with one slot whose sandbox is a fake of this name, until the test ends. changes apply to its
+// configuration.
+func (f *farm) join(name string, changes ...func(*service.Config)) *counter {
 	f.t.Helper()
 	b := &counter{t: f.t}
 	c := service.Config{Slots: 1, Worker: worker.Config{
@@ -91,6 +92,9 @@ func (f *farm) join(name string) *counter {
 	}}
 	if name != "namespace" {
 		c.Join.Properties = []worker.Property{{Name: worker.PropertySandbox, Value: name}}
+	}
+	for _, change := range changes {
+		change(&c)
 	}
 	w := must.Get(service.NewWorker(f.t.Context(), f.workers, c))(f.t)
 	ctx, stop := context.WithCancel(context.Background())

@@ -173,6 +173,10 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 	c.Worker.CacheBytes = m.caches.messages
 	if next := c.Worker.Instances; next != nil {
 		c.Worker.Instances = results.Filter(next, results.OtherSandbox(next, c.Worker.Policy, described))
+		// Only a worker that takes every action can ignore an image.
+		if !c.Worker.IgnoreImages || c.Worker.Fleet || c.Worker.Backend == nil {
+			c.Worker.Instances = results.Filter(c.Worker.Instances, results.IgnoredImage)
+		}
 	}
 	if err := m.confine(ctx, c); err != nil {
 		return nil, err

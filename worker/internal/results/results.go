@@ -71,16 +71,22 @@ func OtherToolchain(fingerprint func() string) Refusal {
 	}
 }
 
+// IgnoredImage is a Refusal of results of actions whose image was ignored, for all but a server that does the same.
+func IgnoredImage(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResult) string {
+	if slices.ContainsFunc(Recorded(r).GetIgnoredProperties(), namesImage) {
+		return "the image that the action names was ignored when it was made"
+	}
+	return ""
+}
+
 // OtherImage returns a function for Filter, on a server that runs images, that refuses results whose root file system the
 // action's digest does not determine: of an image that is not pinned, unless the operator permits that, and of this
-// machine if the action's image was ignored or the instance's default properties name one.
+// machine if the instance's default properties name an image.
 func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 	return func(_ context.Context, instance string, _ cas.Digest, r *repb.ActionResult) string {
 		switch e := Recorded(r); {
 		case e.GetUnpinned() && !permitted:
 			return "its image is not pinned"
-		case slices.ContainsFunc(e.GetIgnoredProperties(), namesImage):
-			return "it was made with the toolchain of this machine, and the image that the action names was ignored"
 		case e.GetToolchain() != "" && e.GetImage() == "" && byDefault(instance):
 			return "it was made with the toolchain of this machine, and the default properties name an image"
 		}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service_test
+
+import (
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/service"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// recordIgnored records a result of an action whose image was ignored, as a server with this store would.
+func recordIgnored(t *testing.T, instances cas.Instances, action *repb.Digest) {
+	t.Helper()
+	aux := must.Get(anypb.New(&cloisterpb.Execution{Toolchain: "none", IgnoredProperties: []string{"container-image=docker://a/b"}}))(t)
+	must.Succeed(t, must.Get(instances(""))(t).Actions.Record(t.Context(), must.Get(cas.FromProto(cas.SHA256, action))(t), &repb.ActionResult{
+		ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}},
+	}))
+}
+
+// TestOnlyServersThatIgnoreImagesServeSuchResults: a result of an action whose image was ignored is a miss on every server
+// that does not ignore images itself, whether it runs images or not.
+func TestOnlyServersThatIgnoreImagesServeSuchResults(t *testing.T) {
+	for name, c := range map[string]struct {
+		head, fleet, ignores bool
+		want                 codes.Code
+	}{
+		"a server":                      {want: codes.NotFound},
+		"a server that ignores them":    {ignores: true, want: codes.OK},
+		"a head":                        {head: true, want: codes.NotFound},
+		"a head of a fleet":             {head: true, fleet: true, want: codes.NotFound},
+		"a member of a fleet":           {fleet: true, want: codes.NotFound},
+		"a member told to ignore them":  {fleet: true, ignores: true, want: codes.NotFound}, // it has no effect
+		"a head that is told to ignore": {head: true, ignores: true, want: codes.NotFound},
+	} {
+		instances := castest.Instances()
+		action := must.Get(cas.PutProto(t.Context(), must.Get(instances(""))(t).Store, cas.SHA256, &repb.Action{}))(t).Proto()
+		recordIgnored(t, instances, action)
+		config := service.Config{Worker: worker.Config{Name: "w", Instances: instances, Fleet: c.fleet, IgnoreImages: c.ignores}}
+		if !c.head {
+			config.Worker.Backend, config.Worker.Toolchain = unable{}, []sandbox.Input{}
+			config.Worker.Features = sandbox.Features{Audits: []sandbox.Audit{sandbox.AuditOff}}
+			config.Worker.Fingerprint = func() string { return "none" }
+		}
+		server := must.Get(service.NewServer(t.Context(), config))(t)
+		defer server.Close()
+		g := grpc.NewServer(casserver.ServerOptions(nil)...)
+		must.Succeed(t, server.Register(g))
+		_, err := repb.NewActionCacheClient(grpctest.Connect(t, g)).GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: action})
+		expect.Equal(t, status.Code(err), c.want, "%s", name)
+	}
+}
+
+// TestFarmDoesNotServeResultsOfIgnoredImages: neither the head nor a worker, which looks up the result as well, takes such
+// a result from their store.
+func TestFarmDoesNotServeResultsOfIgnoredImages(t *testing.T) {
+	f := newFarm(t, 0, "version: 1\n")
+	image := &repb.Platform_Property{Name: "container-image", Value: "docker://a/b"}
+	ran := f.join("namespace", func(c *service.Config) {
+		c.Join.Properties = []worker.Property{{Name: image.Name, Value: image.Value}}
+	})
+	action := f.action("", "cc", image)
+	recordIgnored(t, f.instances, action)
+	f.want(f.begin(t.Context(), "", action)(), "namespace", false, "an action whose image another server ignored")
+	f.want(f.begin(t.Context(), "", action)(), "namespace", true, "again")
+	expect.Equal(t, ran.runs.Load(), 1, "runs")
+}
