@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/internal/pulls"
 )
 
@@ -95,8 +96,8 @@ func (l *Local) imageOf(t *Task, req *request) (string, error) {
 	case noImage(image.Value):
 		return "", nil
 	case l.cfg.Images == nil: // a fleet matches no default properties, so no operator vouches for this toolchain
-		return "", faultf(FaultUnmet, "fetch: the default properties of the policy give action %s the property %s, and this "+
-			"worker runs no images: start it with --images, or remove the property from its policy", req.Digest, image)
+		return "", faultf(FaultUnmet, "fetch: %w: the default properties of the policy give action %s the property %s, and this "+
+			"worker runs no images: start it with --images, or remove the property from its policy", sandbox.ErrUnsupported, req.Digest, image)
 	}
 	return image.Value, nil
 }

@@ -30,7 +30,7 @@ type Config struct {
 	Fleet bool
 	// Images provides the container images that actions name. Without it, such actions are refused, or with IgnoreImages
 	// run with the Toolchain, which every result states. In a Fleet without it, a worker with such a
-	// property has the Toolchain of the image, and an image of the policy's default properties is refused.
+	// property has the Toolchain of the image, and an image of the policy's default properties is left to other workers.
 	Images       Images
 	IgnoreImages bool
 	// CacheUnpinned caches results although the action's digest does not determine the image: it names a tag, or the

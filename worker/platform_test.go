@@ -209,4 +209,5 @@ func TestFleetMatchesProperties(t *testing.T) {
 		}}
 	})
 	expect.Equal(t, len(must.Get(b.Admit(t.Context(), &Task{Action: action}))(t).Demands), 3)
+	expect.Error(t, err, sandbox.ErrUnsupported, "another worker may run images")
 }

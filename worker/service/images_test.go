@@ -3,6 +3,7 @@
 package service_test
 
 import (
+	"context"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -11,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
@@ -77,4 +79,39 @@ func TestFarmDoesNotServeResultsOfIgnoredImages(t *testing.T) {
 	f.want(f.begin(t.Context(), "", action)(), "namespace", false, "an action whose image another server ignored")
 	f.want(f.begin(t.Context(), "", action)(), "namespace", true, "again")
 	expect.Equal(t, ran.runs.Load(), 1, "runs")
+}
+
+// An imageOf is an image of this root, whatever its name.
+type imageOf struct{ root cas.Digest }
+
+func (imageOf) Pin(context.Context, string, string) (string, error) { return "a/b@sha256:1", nil }
+
+func (i imageOf) Root(context.Context, string, string, cas.Digest) (cas.Digest, []string, error) {
+	return i.root, nil, nil
+}
+
+// TestDefaultImageRunsOnAWorkerWithImages: an action whose image only the workers' policy names goes to a worker that runs
+// images if one without them has refused it.
+func TestDefaultImageRunsOnAWorkerWithImages(t *testing.T) {
+	f := newFarm(t, 0, "version: 1\n")
+	byDefault := func(c *service.Config) {
+		c.Worker.Policy = must.Get(policy.Parse("policy.yaml", []byte(
+			"version: 1\ndefault_properties: {main: {container-image: \"docker://a/b@sha256:1\"}}\n")))(t)
+	}
+	without := f.join("namespace", byDefault)
+	action := f.action("main", "cc")
+	stream := must.Get(repb.NewExecutionClient(f.clients).Execute(t.Context(), &repb.ExecuteRequest{InstanceName: "main", ActionDigest: action}))(t)
+	for stage := repb.ExecutionStage_UNKNOWN; stage != repb.ExecutionStage_EXECUTING; { // the worker without images has it
+		var meta repb.ExecuteOperationMetadata
+		must.Succeed(t, must.Get(stream.Recv())(t).GetMetadata().UnmarshalTo(&meta))
+		stage = meta.Stage
+	}
+	root := must.Get(cas.PutProto(t.Context(), must.Get(f.instances("main"))(t).Store, cas.SHA256, &repb.Directory{}))(t)
+	with := f.join("images", byDefault, func(c *service.Config) {
+		c.Worker.Images, c.Worker.Features.Root, c.Join.Properties = imageOf{root}, true, nil
+	})
+	r := f.begin(t.Context(), "main", action)() // merged with the first request
+	expect.Equal(t, codes.Code(r.Status.GetCode()), codes.OK, "%s", r.Status.GetMessage())
+	expect.Equal(t, without.runs.Load(), 0, "runs on the worker without images")
+	expect.Equal(t, with.runs.Load(), 1, "runs on the worker with images")
 }
