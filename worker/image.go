@@ -129,8 +129,11 @@ func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) erro
 }
 
 // imageFault returns the error of an image as a Fault. A failure of the store or of this host is temporary; one of the
-// registry is not the client's to retry.
+// registry, and an image that the store never accepts, are not the client's to retry.
 func imageFault(err error) error {
+	if errors.Is(err, errors.ErrUnsupported) { // a file is too large for the upstream, which another pull does not change
+		return faultf(FaultUnmet, "%s: %w", StageFetch, err)
+	}
 	for _, own := range []error{
 		context.Canceled, cas.ErrInvalid, cas.ErrFull, cas.ErrUpstreamFull, syscall.ENOSPC, cas.ErrUnavailable, cas.ErrUnwritable,
 	} {

@@ -39,6 +39,7 @@ func TestImageFaults(t *testing.T) {
 		cas.ErrNotFound:                FaultUnmet, // no such image was loaded
 		cas.ErrDenied:                  FaultUnmet,
 		errors.New("MANIFEST_UNKNOWN"): FaultUnmet,
+		fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported): FaultUnmet, // a file is too large
 	} {
 		got := imageFault(fmt.Errorf("pull image a/b: %w", err))
 		wantFault(t, err.Error(), got, kind)
