@@ -21,7 +21,7 @@ import (
 // the properties that are ignored to the request.
 func (l *Local) checkPlatform(req *request) error {
 	for _, p := range l.cfg.Policy.Properties(policy.Request{Instance: req.Instance.Name, Properties: req.properties()}) {
-		switch names, differs := hostProperty(p); {
+		switch names, differs := hostProperty(p, runtime.GOARCH); {
 		case isSetting(p.Name) || IsPlacement(p.Name) || names && !differs:
 		case l.persistent != nil && isPersistentProperty(p.Name):
 		case p.Name == propertyRemoteAPIs:
@@ -114,7 +114,8 @@ var architectures = map[string]string{
 	"x86-32": "386", "i386": "386", "i686": "386", "386": "386",
 	"arm-a64": "arm64", "aarch64": "arm64", "arm-v8": "arm64", "armv8": "arm64", "arm64": "arm64", "arm64-v8a": "arm64",
 	"arm-a64-be": "arm64be",
-	"arm-a32":    "arm", "arm-t32": "arm", "armeabi-v7a": "arm", "armv7": "arm", "armv6": "arm", "arm": "arm", "arm-a32-be": "armbe",
+	"arm-a32":    "arm", "arm-t32": "arm", "armeabi-v7a": "arm", "armv7": "arm", "armv6": "arm", "arm": "arm",
+	"arm-a32-be": "armbe", "arm-t32-be": "armbe",
 	"rv32g": "riscv32", "rv64g": "riscv64", "riscv64": "riscv64", "la64v100": "loong64", "loong64": "loong64",
 	"power-isa-le": "ppc64le", "ppc64le": "ppc64le", "ppc": "ppc64le", "power-isa-be": "ppc64", "ppc64": "ppc64",
 	"s390x": "s390x", "sparc-v9": "sparc64", "darwin_arm64": "arm64", "darwin_x86_64": "amd64",
@@ -124,8 +125,9 @@ var architectures = map[string]string{
 var extensions = map[string]string{"amd64": "x86-", "386": "x86-", "arm64": "arm-", "arm": "arm-"}
 
 // hostProperty reports whether a property states the operating system or the architecture, and whether it is not that
-// of this machine. An instruction set extension in ISA, and a number, which counts processors, state neither.
-func hostProperty(p Property) (names, differs bool) {
+// of this machine, which has the architecture goarch. An instruction set extension in ISA, and a number, which counts
+// processors, state neither.
+func hostProperty(p Property, goarch string) (names, differs bool) {
 	value := strings.ToLower(p.Value)
 	switch name := strings.ToLower(p.Name); name {
 	case "osfamily", "os":
@@ -135,9 +137,9 @@ func hostProperty(p Property) (names, differs bool) {
 		return true, value != "" && value != runtime.GOOS
 	case "isa", "arch", "cpu":
 		if arch := architectures[value]; arch != "" {
-			return true, arch != runtime.GOARCH
+			return true, arch != goarch
 		}
-		prefix := extensions[runtime.GOARCH]
+		prefix := extensions[goarch]
 		extension := name == "isa" && prefix != "" && strings.HasPrefix(value, prefix)
 		_, err := strconv.ParseFloat(value, 64)
 		return value == "", value != "" && err != nil && !extension

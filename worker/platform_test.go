@@ -47,6 +47,7 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 		{"Arch", other, refused},
 		{"cpu", other, refused},
 		{"arch", "sparc-v9", refused},
+		{"ISA", "arm-t32-be", refused},
 		{"ISA", "unheard", refused},
 		{"ISA", extension, extended}, // it comes with an architecture, which is checked
 		{"ISA", "x" + extension, refused},
@@ -93,6 +94,22 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 		b.cfg.StrictProperties = true
 		if _, err := b.Admit(t.Context(), &Task{Action: action}); (err != nil) != (c.want == ignored) {
 			t.Errorf("%s with StrictProperties: got %v, want an error only if it is ignored otherwise", property, err)
+		}
+	}
+}
+
+// TestArchitecturesAreNoExtensions: each architecture of the lexicon is refused on all others, although some of their names
+// begin like those of extensions.
+func TestArchitecturesAreNoExtensions(t *testing.T) {
+	for name, own := range map[string]string{
+		"arm-a32": "arm", "arm-a32-be": "armbe", "arm-a64": "arm64", "arm-a64-be": "arm64be", "arm-t32": "arm", "arm-t32-be": "armbe",
+		"la64v100": "loong64", "power-isa-be": "ppc64", "power-isa-le": "ppc64le", "rv32g": "riscv32", "rv64g": "riscv64",
+		"sparc-v9": "sparc64", "x86-32": "386", "x86-64": "amd64",
+	} {
+		for _, goarch := range []string{"386", "amd64", "arm", "arm64", "loong64", "ppc64", "ppc64le", "riscv64"} {
+			if _, differs := hostProperty(Property{Name: "ISA", Value: name}, goarch); differs != (goarch != own) {
+				t.Errorf("ISA=%s on %s: got refused: %t", name, goarch, differs)
+			}
 		}
 	}
 }
@@ -192,6 +209,7 @@ func TestDefaultImageIsNotIgnored(t *testing.T) {
 	must.Get(b.Admit(t.Context(), task))(t)
 	_, err := b.Execute(t.Context(), task, nil)
 	expect.Text(t, wantFault(t, "a default image", err, FaultUnmet).Error(), "container-image=docker://a/b:1, and this worker runs no images: start it with --images")
+	expect.Error(t, err, sandbox.ErrUnsupported, "another worker may run images")
 	b.do(&Task{Action: own, Instance: "main"})
 	b.do(&Task{Action: b.action(nil), Instance: "none"})
 	b.do(&Task{Action: b.action(nil)})
@@ -209,5 +227,4 @@ func TestFleetMatchesProperties(t *testing.T) {
 		}}
 	})
 	expect.Equal(t, len(must.Get(b.Admit(t.Context(), &Task{Action: action}))(t).Demands), 3)
-	expect.Error(t, err, sandbox.ErrUnsupported, "another worker may run images")
 }
