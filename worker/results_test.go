@@ -43,6 +43,9 @@ func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 		if _, err := in.Actions.Lookup(t.Context(), action); (err == nil) != c.served || err != nil && !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("toolchain %q: got %v, want the result served: %t", c.toolchain, err, c.served)
 		}
+		if c.toolchain == "" {
+			expect.Message(t, expect.Err(in.Actions.Lookup(t.Context(), action)), "the toolchain of this machine is not known")
+		}
 		expect.Error(t, expect.Err(in.Actions.Lookup(t.Context(), foreign)), nil,
 			"toolchain %q: a result that states no toolchain", c.toolchain)
 	}

@@ -63,7 +63,11 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 func OtherToolchain(fingerprint func() string) Refusal {
 	return func(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResult) string {
 		if made := Recorded(r).GetToolchain(); made != "" {
-			if now := fingerprint(); now != made {
+			switch now := fingerprint(); now {
+			case made:
+			case "":
+				return fmt.Sprintf("it was made with the toolchain %+.80q, and the toolchain of this machine is not known", made)
+			default:
 				return fmt.Sprintf("it was made with the toolchain %+.80q instead of %+.80q", made, now)
 			}
 		}
