@@ -21,6 +21,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
@@ -479,4 +480,30 @@ func FuzzLayer(f *testing.F) {
 			list(t, c.Store, got.Root)
 		}
 	})
+}
+
+// TestPullKeepsErrorsOfTheStore: whichever write fails, the error of a pull is that of the store, since callers retry some.
+func TestPullKeepsErrorsOfTheStore(t *testing.T) {
+	s := serve(t)
+	large := strings.Repeat("x", 5<<20) // more than is held in memory, and more than is batched with others
+	ref := s.push(t, "tools:1", imageOf(t, layerOf(t, archive(t, file("small", "one"), file("middle", large[:1<<20]), file("large", large)))))
+	failures := map[faulty.Op]int{}
+	for _, want := range []error{cas.ErrUnavailable, cas.ErrFull, fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported)} {
+		for _, op := range []faulty.Op{faulty.Put, faulty.PutAll} {
+			for nth := 1; ; nth++ {
+				store := faulty.New(castest.NewMemory(), nil)
+				store.FailNth(op, nth, want)
+				c := config(t)
+				c.Store = store
+				_, err := image.Pull(t.Context(), c, ref)
+				if store.Calls(op) < nth {
+					must.Succeed(t, err)
+					break
+				}
+				expect.Error(t, err, want, "%s %d", op, nth)
+				failures[op]++
+			}
+		}
+	}
+	expect.That(t, failures[faulty.Put] > 0 && failures[faulty.PutAll] > 0, "got failures %v, want some of each", failures)
 }
