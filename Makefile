@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording pictures repro test corpus test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak scale grow store neighbours cost golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu msb example
+	soak scale queue grow store neighbours cost golden serve package packaging reference build-files self-build clean tools gvisor kernel qemu msb example
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -194,6 +194,13 @@ soak: build ## load a server for MINUTES=60 with constant eviction, and fail if 
 scale: build ## measure a head with simulated workers and clients of three sizes (5 minutes)
 	$(BUILD) -o bin/cloister-bench ./cmd/cloister-bench
 	bin/cloister-bench scale
+
+WAITING ?= 1000000
+
+queue: ## measure the queue alone, with WAITING=1000000 actions on 64,000 slots, a half and a quarter of them (4 minutes)
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 60m -v -run '^TestQueue$$' ./cmd/cloister-bench/internal/scale -args -waiting=$(WAITING) > bin/queue.log; code=$$?; \
+	if [ $$code = 0 ]; then sed -n 's/^.*queue: //p' bin/queue.log; else cat bin/queue.log; fi; exit $$code
 
 grow: ## measure serve with large trees, outputs, logs and queues, of three sizes each (15 minutes)
 	@mkdir -p bin

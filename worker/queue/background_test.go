@@ -153,7 +153,8 @@ func TestFewestRunsYield(t *testing.T) {
 	})
 }
 
-// A run yields although the last client to leave requested the action again, and left before its request shared the run.
+// A run yields although the last client to leave requested the action again, and left before its request shared the
+// run.
 func TestSharedAbandonedRunYields(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		submit(t, q, "x", nil).Follow()(false)
