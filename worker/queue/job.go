@@ -151,17 +151,7 @@ func (q *Queue) enter(j *job) {
 	}
 	j.entered = time.Now()
 	q.await(j)
-	// A nested action is accepted, as by Submit: the action that requested it waits for it.
-	b, instance := j.item.Bucket(), j.req.Task.Instance
-	if b != nil && b.Len() == 1 && q.ready.BucketsOf(instance) > maxDemands && j.depth() == 0 {
-		q.abandon(j, fault(worker.FaultExhausted,
-			"actions with %d different sets of platform properties wait in instance %+q; retry later", maxDemands, instance))
-	}
 }
-
-// maxDemands limits the different demands with which actions of one instance wait: each slot that becomes free looks at
-// all of them, and clients choose them.
-const maxDemands = 1000
 
 // await queues j, which gets a slot at once if one is free, or a fault if no worker is expected for it.
 func (q *Queue) await(j *job) {

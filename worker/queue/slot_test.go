@@ -979,35 +979,6 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 	})
 }
 
-// TestDistinctDemandsAreBounded checks that clients cannot make every slot look at any number of them. Demands that
-// already wait, other instances and free slots are unaffected.
-func TestDistinctDemandsAreBounded(t *testing.T) {
-	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
-		const most = 1000
-		kind := func(i int) func(*queue.Request) { return demands(fmt.Sprint("kind=", i)) }
-		first := submit(t, q, "0", kind(0))
-		for i := range most - 1 {
-			submit(t, q, fmt.Sprint(i+1), kind(i+1))
-		}
-		wantFault(t, submit(t, q, "too many", kind(most)), worker.FaultExhausted)
-		expect.Equal(t, queue.Buckets(q), most, "buckets")
-		accepted := func(name string, change func(*queue.Request)) {
-			t.Helper()
-			expect.Equal(t, submit(t, q, name, change).State().Stage, repb.ExecutionStage_QUEUED, "stage")
-		}
-		accepted("equal demands", kind(1))
-		accepted("another instance", func(r *queue.Request) {
-			kind(most)(r)
-			r.Task.Instance = "other"
-		})
-		first.Cancel("requested")
-		accepted("in its place", kind(most))
-		idle := begin(t, join(t, q, "a", "0", "kind=free"))
-		submit(t, q, "for a free slot", demands("kind=free"))
-		expect.That(t, idle.got() != nil, "a free slot did not get an action with further demands")
-	})
-}
-
 // TestSimilarDemandsStayApart checks that only equal demands are counted together.
 func TestSimilarDemandsStayApart(t *testing.T) {
 	bubble(t, queue.Config{Head: true}, func(t *testing.T, q *queue.Queue, _ *executor) {
