@@ -38,32 +38,38 @@ func (q *Queue) setBackground(o *Operation, background bool) {
 	q.yieldLater(o)
 }
 
-// yieldLater ends the run of o after Config.CancelGrace if it may yield then, and more jobs wait for such slots than
-// runs are about to yield.
+// yieldLater is yieldIfAwaited for the job of o after Config.CancelGrace.
 func (q *Queue) yieldLater(o *Operation) {
 	time.AfterFunc(q.cfg.CancelGrace, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		j := o.job // another one, if it shares a run now
-		if j == nil || j.run == nil {
-			return
-		}
-		if q.noteUnwanted(j); !q.unwanted[j.run.slot.worker][j.run] {
-			return
-		}
-		waiting := 0
-		for _, b := range q.ready.Buckets() {
-			if n := b.Foreground(); n > 0 && q.mayTake(j.run.slot.worker, b.Peek()) {
-				waiting += n
-			}
-		}
-		switch {
-		case waiting > q.yielding:
-			q.yield(j)
-		case waiting > 0:
-			q.yieldLater(o) // those that yield may be slots for other jobs
+		if j := o.job; j != nil { // another one, if it shares a run now
+			q.yieldIfAwaited(j)
 		}
 	})
+}
+
+// yieldIfAwaited ends the run of j if it may yield, and more jobs wait for such slots than runs are about to yield. Those
+// that yield may be slots for other jobs, so it tries again later if any job waits.
+func (q *Queue) yieldIfAwaited(j *job) {
+	if q.noteUnwanted(j); j.run == nil || !q.unwanted[j.run.slot.worker][j.run] {
+		return
+	}
+	waiting := 0
+	for _, b := range q.ready.Buckets() {
+		if n := b.Foreground(); n > 0 && q.mayTake(j.run.slot.worker, b.Peek()) {
+			waiting += n
+		}
+	}
+	switch {
+	case waiting > q.yielding:
+		q.yield(j)
+	case waiting > 0:
+		for o := range j.ops {
+			q.yieldLater(o)
+			break
+		}
+	}
 }
 
 // noteUnwanted updates q.unwanted after a change of j, or Config.CancelGrace after a client has left.

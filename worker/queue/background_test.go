@@ -175,6 +175,24 @@ func TestSharedAbandonedRunYields(t *testing.T) {
 	})
 }
 
+// TestSharedRunYieldsWhenItsLastClientCancels lets one client of a shared run disconnect and then the other one cancel.
+func TestSharedRunYieldsWhenItsLastClientCancels(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		first, second := submit(t, q, "x", nil).Follow(), submit(t, q, "x", nil).Follow()
+		r := wantTake(t, join(t, q, "a", "0", ""), "x")
+		defer submit(t, q, "next", nil).Follow()(false)
+		first(false)
+		time.Sleep(3 * time.Second)
+		second(true)
+		time.Sleep(10 * time.Second)
+		select {
+		case <-r.Cancelled():
+		default:
+			t.Error("the run keeps its slot")
+		}
+	})
+}
+
 // A run that another client waits for does not yield, nor does one whose slot no waiting action may take.
 func TestWantedRunDoesNotYield(t *testing.T) {
 	head(t, queue.Config{Attempts: 1}, func(t *testing.T, q *queue.Queue) {

@@ -228,7 +228,7 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 	delete(j.ops, o)
 	q.complete(o, end{fault: f})
 	if len(j.ops) > 0 {
-		q.noteUnwanted(j)
+		q.yieldIfAwaited(j)
 		return
 	}
 	q.forget(j)
