@@ -99,6 +99,9 @@ func withBucket(ctx context.Context, program, parent string, size int64, bench [
 	if err := r.addCloister(ctx, "--executor", "bucket", "--store", url, "--cas-write", "back", "--drain-timeout", "1s"); err != nil {
 		return err
 	}
+	if err := r.watch("bucket", "gateway", gateway.PID); err != nil { // for --settle
+		return err
+	}
 	if err := r.addCloister(ctx, "--against", "none"); err != nil {
 		return err
 	}
@@ -158,8 +161,14 @@ func (r *run) add(ctx context.Context, flag, name, addr string, pid int) error {
 			return err
 		}
 	}
-	file := filepath.Join(r.dir, name+".pid")
-	r.flags = append(r.flags, flag, name+"="+addr, "--watch", name+"="+file)
+	r.flags = append(r.flags, flag, name+"="+addr)
+	return r.watch(name, name, pid)
+}
+
+// watch adds a process of a server, which has a name of its own, to the benchmark.
+func (r *run) watch(server, process string, pid int) error {
+	file := filepath.Join(r.dir, process+".pid")
+	r.flags = append(r.flags, "--watch", server+"="+file)
 	return os.WriteFile(file, []byte(strconv.Itoa(pid)), 0o600)
 }
 
