@@ -267,13 +267,12 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (restored int, 
 		return 0, nil
 	}
 	failed := s.send(ctx, lost, unpaced)
+	large := map[cas.Digest]bool{} // which the upstream never had
 	maps.DeleteFunc(failed, func(d cas.Digest, failure error) bool {
-		if !tooLarge(failure) {
-			return false
-		}
-		lost = without(lost, map[cas.Digest]bool{d: true}) // the upstream never had it
-		return true
+		large[d] = tooLarge(failure)
+		return large[d]
 	})
+	lost = without(lost, large)
 	if len(lost) == 0 {
 		return 0, nil
 	}

@@ -175,16 +175,18 @@ func TestSharedAbandonedRunYields(t *testing.T) {
 	})
 }
 
-// TestSharedRunYieldsWhenItsLastClientCancels lets one client of a shared run disconnect and then the other one cancel.
-func TestSharedRunYieldsWhenItsLastClientCancels(t *testing.T) {
+// TestSharedRunYieldsWhenItsLastOperationWithAClientIsCancelled lets the client of one operation disconnect long before
+// the other one is cancelled.
+func TestSharedRunYieldsWhenItsLastOperationWithAClientIsCancelled(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
-		first, second := submit(t, q, "x", nil).Follow(), submit(t, q, "x", nil).Follow()
+		first, second := submit(t, q, "x", nil), submit(t, q, "x", nil)
+		defer second.Follow()(false)
 		r := wantTake(t, join(t, q, "a", "0", ""), "x")
+		first.Follow()(false)
 		defer submit(t, q, "next", nil).Follow()(false)
-		first(false)
-		time.Sleep(3 * time.Second)
-		second(true)
-		time.Sleep(10 * time.Second)
+		time.Sleep(20 * time.Second)
+		second.Cancel("by an operator")
+		synctest.Wait()
 		select {
 		case <-r.Cancelled():
 		default:
