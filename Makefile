@@ -141,7 +141,9 @@ kernel: ## download the kernel for virtual machines in tests (once)
 	CLOISTER_REQUIRE=vm $(GO) test -count=1 ./tests/vm -run '^TestKernel$$'
 
 qemu: kernel ## test virtual machines on an emulated processor (10 minutes)
-	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -skip '^TestBackendWithMSB$$' ./sandbox/microvm
+	@mkdir -p bin
+	CLOISTER_REQUIRE=qemu $(GOTESTSUM) --packages ./sandbox/microvm -- -count=1 -timeout 30m -skip '^TestBackendWithMSB$$'
+	@.ci/ended bin/events-$@.json
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/cli -run '^(TestScripts|TestSandboxes)$$/^(tier_qemu|qemu-tcg)$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./sandbox/environment -run '^TestEnvironment$$/^qemu$$'
 	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^qemu-tcg$$'
@@ -150,7 +152,9 @@ example: gvisor ## build and test the whole example in gVisor (2 minutes)
 	CLOISTER_REQUIRE=gvisor $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^gvisor$$' -args -all
 
 msb: kernel ## test the backend contract with a fake msb that boots QEMU, and with msb where it and KVM are (10 minutes)
-	CLOISTER_REQUIRE=qemu $(GO) test -count=1 -timeout 30m -v -run '^TestBackendWith(Real)?MSB$$' ./sandbox/microvm
+	@mkdir -p bin
+	CLOISTER_REQUIRE=qemu $(GOTESTSUM) --packages ./sandbox/microvm -- -count=1 -timeout 30m -run '^TestBackendWith(Real)?MSB$$'
+	@.ci/ended bin/events-$@.json
 
 rules: ## check the 132 rules of the API and print the results (ENDPOINT=HOST:PORT: another server)
 	@mkdir -p bin
