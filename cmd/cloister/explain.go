@@ -128,7 +128,8 @@ func explanations() []explanation {
 	return all
 }
 
-// backendCodes are the reasons why a backend runs nothing on a host, or less than it could, with their meaning and remedy.
+// backendCodes are the reasons why a backend runs nothing on a host, lacks a protection there or refuses an input, with
+// their meaning and remedy.
 var backendCodes = [][3]string{
 	{"wrong_system", "the mechanism does not exist on this operating system or processor", "choose another --sandbox"},
 	{
@@ -229,13 +230,13 @@ var backendCodes = [][3]string{
 	},
 	{
 		"cgroup_unavailable",
-		"control groups do not limit memory, processor time or processes here, or not all of these",
-		"run cloister check --fix; in a container, let it write to its control groups",
+		"control groups on this host limit only some of memory, CPU time and processes, or none",
+		"run cloister check --fix; in a container, make its control groups writable",
 	},
 	{
 		"mount_source",
-		"a file or directory of this host that is an input does not exist, or its path contains a symbolic link",
-		"create it, or name the path that the link leads to",
+		"an input from this host does not exist, or its path contains a symbolic link",
+		"create it, or pass the path that the link leads to",
 	},
 }
 

@@ -38,7 +38,7 @@ func Compared(err error) *Error {
 	return New(Trouble, err)
 }
 
-// End ends a program after its command line has returned err, which it prints. Without an error it returns.
+// End prints err, the result of a program's command line, and exits with its code. It returns if err is nil.
 func End(program string, err error) {
 	if err == nil {
 		return

@@ -19,7 +19,7 @@ const mayBeEmpty = "cloister_may_be_empty"
 // protection.
 func AllowEmpty(f *pflag.FlagSet, names ...string) { annotate(f, mayBeEmpty, names) }
 
-// annotate sets an annotation of flags that exist.
+// annotate sets an annotation on the named flags, which must exist.
 func annotate(f *pflag.FlagSet, key string, names []string) {
 	for _, name := range names {
 		if err := f.SetAnnotation(name, key, []string{"true"}); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proctree finds the descendants of a process in /proc, and its control groups.
+// Package proctree finds the descendants and the control groups of a process.
 package proctree
 
 import (
@@ -67,7 +67,7 @@ func Of(root int) ([]Process, error) {
 	return tree, nil
 }
 
-// ControlGroups returns the directories of the control groups that cloister, in a process, named after that process.
+// ControlGroups returns the directories of the control groups that the cloister process pid named after itself.
 func ControlGroups(pid int) (all []string) {
 	mark := fmt.Sprintf("cloister.%d.", pid)
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {

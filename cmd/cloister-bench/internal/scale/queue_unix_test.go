@@ -22,9 +22,9 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-var waiting = flag.Int("waiting", 0, "number of waiting actions of the largest of three queues that TestQueue measures; 0 uses a small one")
+var waiting = flag.Int("waiting", 0, "number of waiting actions in the largest of three queues to measure; 0 runs a small one")
 
-// TestQueue runs the steps of Run on a queue alone, without calls, in one goroutine: all actions wait; slots execute
+// TestQueue runs the steps of Run on a queue alone, without gRPC, in one goroutine: all actions wait; slots execute
 // half of them, which end in random order; a tenth of the workers leaves; a new queue takes over. Then slots execute
 // the rest. With -waiting it prints the CPU time of each step, which depends less on other processes than its duration.
 func TestQueue(t *testing.T) {
@@ -39,7 +39,7 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// A queueFarm is a farm whose clients and workers call the queue itself.
+// A queueFarm is a farm whose clients and workers call the queue directly.
 type queueFarm struct {
 	*farm
 	*queue.Queue
@@ -88,7 +88,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// cpu calls step and returns the CPU time of the process meanwhile, with garbage collection.
+// cpu returns the CPU time that the process uses during step, including garbage collection.
 func (f *queueFarm) cpu(step func()) time.Duration {
 	now := func() time.Duration {
 		var u syscall.Rusage
@@ -128,7 +128,7 @@ func (f *queueFarm) submit() {
 			if n++; f.done[n-1] {
 				continue
 			}
-			digest := must.Get(cas.NewDigest(cas.SHA256, strings.Clone(a.digest.Hash), a.digest.SizeBytes))(f.t) // its memory counts
+			digest := must.Get(cas.NewDigest(cas.SHA256, strings.Clone(a.digest.Hash), a.digest.SizeBytes))(f.t) // so that its memory is measured
 			task := worker.Task{Action: digest, Invocation: fmt.Sprint("build ", i)}
 			o := must.Get(f.Submit(queue.Request{Task: task, Priority: b.priority}))(f.t)
 			o.Follow()
@@ -183,7 +183,7 @@ func (f *queueFarm) take(s *queue.Slot) *queue.Run {
 	r := must.Get(s.Take(f.t.Context()))(f.t)
 	a := f.actions[r.Task().Action.Hash()]
 	if a.given.Add(1) == 1 {
-		f.gave = append(f.gave, assignment{a.build, time.Unix(0, int64(len(f.gave)))}) // a clock of assignments
+		f.gave = append(f.gave, assignment{a.build, time.Unix(0, int64(len(f.gave)))}) // counts assignments
 	}
 	return r
 }

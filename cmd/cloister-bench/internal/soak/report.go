@@ -14,8 +14,8 @@ import (
 type Measure struct {
 	Name  string
 	Bytes bool    // shown in MiB
-	Most  float64 // in every sample
-	Slope float64 // most growth per hour
+	Most  float64 // maximum of every sample
+	Slope float64 // maximum growth per hour
 }
 
 // Names of Measures.

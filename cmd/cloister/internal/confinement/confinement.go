@@ -231,7 +231,7 @@ func ReadPolicy(what, file string) (*policy.Policy, error) {
 	return p.On(thisHost()), nil
 }
 
-// ParseFile reads a file and parses it. Errors are usage errors; that of reading begins with what names the file.
+// ParseFile reads and parses a file. Its errors are usage errors; a read error begins with what, such as a flag.
 func ParseFile[T any](what, file string, parse func(file string, text []byte) (*T, error)) (*T, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -33,7 +33,7 @@ type Check struct {
 	Name   string `json:"name"`
 	Detail string `json:"detail"`
 	Fix    string `json:"fix,omitempty"`
-	// Code is the reason why a backend or a protection does not work here, if it has one: see cloister explain.
+	// Code identifies the reason why a backend or a protection does not work here: see cloister explain.
 	Code string `json:"code,omitempty"`
 }
 

@@ -5,9 +5,10 @@ package environments
 import "strings"
 
 // sessionArgs returns the command line of a shell script that begins with the working directory and the exported
-// variables with which the last such script ended, in /tmp/.cloister-session; if the directory no longer exists, in the
-// sandbox's. The variables env of this script win. A script that is killed leaves the session as it was. Commands of a
-// sandbox are not protected from each other, so any of them can change the session.
+// variables with which the last such script ended. They are in /tmp/.cloister-session. If that directory no longer
+// exists, the script begins in the sandbox's working directory. The variables env override those of the session. A
+// script that is killed leaves the session as it was. Commands of a sandbox are not protected from each other, so any
+// of them can change the session.
 func sessionArgs(args, env []string) []string {
 	var names []string
 	for _, kv := range env {
@@ -27,7 +28,7 @@ if [ -r /tmp/.cloister-session ]; then
 	. /tmp/.cloister-session 2> /dev/null
 	cd "$_CLOISTER_DIR" 2> /dev/null || {
 		cd . # the session has set PWD
-		echo "cloister: cannot enter $_CLOISTER_DIR: the script begins in $PWD" >&2
+		echo "cloister: cannot enter $_CLOISTER_DIR; the script begins in $PWD" >&2
 	}
 fi
 for _n in $1; do eval "export $_n=\"\$_cloister_$_n\"; unset _cloister_$_n"; done

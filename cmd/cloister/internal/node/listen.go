@@ -50,7 +50,7 @@ func StopServer(server *grpc.Server) {
 	DrainServer(ctx, server)
 }
 
-// DrainServer stops a server once its calls have ended. When ctx ends, it cancels them, and reports that.
+// DrainServer stops a server once its calls have ended. When ctx ends first, it cancels them and returns true.
 func DrainServer(ctx context.Context, server *grpc.Server) (cancelled bool) {
 	stop := context.AfterFunc(ctx, server.Stop)
 	server.GracefulStop()

@@ -36,8 +36,8 @@ func (f *Fleet) Connect(do func(cloisterpb.FleetClient) error) error {
 	return do(cloisterpb.NewFleetClient(conn))
 }
 
-// maxStatus bounds the bytes of a status: 1.8 KB for each of 140,000 busy slots with the longest names, 250 bytes with
-// usual ones.
+// maxStatus is the maximum size of a status in bytes. It suffices for 140,000 busy slots with the longest names, of
+// 1.8 KB each; with usual names, a slot takes 250 bytes.
 const maxStatus = 256 << 20
 
 // Status returns the state of the server.
