@@ -201,7 +201,7 @@ scale: build ## measure a head with simulated workers and clients of three sizes
 
 WAITING ?= 1000000
 
-queue: ## measure the queue alone, with WAITING=1000000 actions on 64,000 slots, a half and a quarter of them (4 minutes)
+queue: ## measure the queue alone, with WAITING=1000000 actions on 64,000 slots, and a half and a quarter of both (4 minutes)
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 60m -v -run '^TestQueue$$' ./cmd/cloister-bench/internal/scale -args -waiting=$(WAITING) > bin/queue.log; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^.*queue: //p' bin/queue.log; else cat bin/queue.log; fi; exit $$code
