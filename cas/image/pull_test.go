@@ -482,7 +482,8 @@ func FuzzLayer(f *testing.F) {
 	})
 }
 
-// TestPullKeepsErrorsOfTheStore: whichever write fails, the error of a pull is that of the store, since callers retry some.
+// TestPullKeepsErrorsOfTheStore: whichever write fails, the pull returns the error of the store, since callers retry
+// some of them.
 func TestPullKeepsErrorsOfTheStore(t *testing.T) {
 	s := serve(t)
 	large := strings.Repeat("x", 5<<20) // more than is held in memory, and more than is batched with others

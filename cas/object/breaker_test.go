@@ -122,7 +122,7 @@ func denied(string, *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// wantDown checks that calls of every kind fail at once, with an error of a kind, and send nothing.
+// wantDown checks that calls of every kind fail at once with an error that is kind, and send nothing.
 func (b *bubble) wantDown(t *testing.T, kind error, why string) {
 	t.Helper()
 	before, start := b.requests(), time.Now()
@@ -186,7 +186,7 @@ func TestDownBucketIsNotCalled(t *testing.T) {
 }
 
 // TestDeniedBucketDelaysWriteBack checks that with write-back, uploads and queries succeed while the bucket refuses all
-// requests, or only writes when a present object has to be renewed, and that it gets everything afterwards.
+// requests, or only writes, which also renew objects. Afterwards the bucket gets everything.
 func TestDeniedBucketDelaysWriteBack(t *testing.T) {
 	for _, all := range []bool{true, false} {
 		t.Run(fmt.Sprint("all requests: ", all), func(t *testing.T) {

@@ -38,8 +38,8 @@ const probeAttempts = 2
 type Call struct {
 	// Kind is get, head, put, part, begin, complete, abort, copy or probe.
 	Kind string
-	// Outcome is ok, not_found, full, denied, unavailable, canceled or failed. It is denied or unavailable if the bucket
-	// was known to be down, so that no request was sent.
+	// Outcome is ok, not_found, full, denied, unavailable, canceled or failed. If the bucket was known to be down, no
+	// request was sent, and Outcome is denied or unavailable.
 	Outcome string
 	// Err is the error of the call, nil if Outcome is ok.
 	Err error

@@ -57,12 +57,13 @@ var throttling = map[string]bool{
 	"ThrottlingException": true, "RequestThrottled": true, "BandwidthLimitExceeded": true,
 }
 
-// expired has the codes of responses, with status 400, that refuse the token of temporary credentials.
+// expired has the codes with which a server refuses the token of temporary credentials. Their status is 400.
 var expired = map[string]bool{
 	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
 }
 
-// down returns why an error of a probe means that the bucket is down, or nil. A bucket that refuses our credentials is.
+// down returns why err, of a probe, means that the bucket is down, or nil if it does not. A bucket that refuses our
+// credentials counts as down.
 func down(err error) error {
 	if errors.Is(err, cas.ErrDenied) {
 		return err

@@ -26,9 +26,10 @@
 // An attempt ends after 10 seconds without progress by the server, an upload after 30, and a copy after a minute plus a
 // second for each 4 MiB. A call that has waited for 20 seconds makes no further attempt. A bucket that does not answer
 // several calls in a row, or one probe, counts as down: until it answers a probe, every call fails immediately with
-// cas.ErrUnavailable. So does a bucket that refuses our credentials for a probe, with cas.ErrDenied. An attempt without
-// an answer starts a probe, and so does an answer with an error, which may be about only one object. A running upload in
-// parts waits up to 20 seconds for the bucket to recover, and sends each part at most three times.
+// cas.ErrUnavailable. A bucket that refuses our credentials in a probe also counts as down, and its calls fail with
+// cas.ErrDenied. An attempt without an answer starts a probe, and so does an answer with an error, which may be about
+// only one object. A running upload in parts waits up to 20 seconds for the bucket to recover, and sends each part at
+// most three times.
 //
 // One client, minio-go, serves both kinds of bucket: Google's XML API understands the S3 protocol, with renamed headers
 // and a token instead of a signature. The JSON API would need a second client, and answers 404 both for an absent
@@ -110,7 +111,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 }
 
 // New is like Open, but checks the bucket in the background and retries until it answers. Calls wait for the first
-// attempt; then they fail with the error of Client.Err until one succeeds.
+// attempt; then they fail with the error of Client.Err until an attempt succeeds.
 func New(ctx context.Context, cfg Config) (*Client, error) {
 	c, err := connect(ctx, cfg, nil)
 	if err != nil {

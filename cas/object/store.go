@@ -183,9 +183,9 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 	return err
 }
 
-// failsAlone reports whether err, of a call about one object, is about that object: the bucket answers a probe. If a
-// probe fails, it returns the error of the probe, and otherwise err. Expired credentials, for example, are the error of
-// a probe, but nothing in a response to HEAD tells them from a malformed request.
+// failsAlone reports whether err, of a call about one object, concerns that object only: the bucket answers a probe. It
+// returns the error of a failed probe, otherwise err. The probe can say more: a response to HEAD does not distinguish
+// expired credentials from a malformed request.
 func (s *Store) failsAlone(ctx context.Context, what string, err error) (bool, error) {
 	if !ofObject(err) {
 		return false, err

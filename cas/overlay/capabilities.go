@@ -156,7 +156,7 @@ func (s *splicer) fetchChunks(ctx context.Context, chunks []cas.Digest) error {
 	if s.o.config.Policy == WriteBack {
 		var nowhere []cas.Digest
 		nowhere, err = query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
-			return s.upstream.Store.Missing(ctx, absent) // may outlive this call, so absent stays as it is
+			return s.upstream.Store.Missing(ctx, absent) // may outlive this call, so absent must not change
 		})
 		wanted = without(absent, setOf(nowhere))
 	}

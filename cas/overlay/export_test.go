@@ -7,7 +7,7 @@ import "github.com/cloister-build/cloister/cas"
 // LimitUnsent sets the maximum number of unsent blobs. There are no concurrent writes.
 func (o *Overlay) LimitUnsent(n int) { o.unsent.limit = n }
 
-// Unsent reports whether the local store has a blob of the instance "" that the upstream has not.
+// Unsent reports whether the local store has a blob of the instance "" that the upstream lacks.
 func (o *Overlay) Unsent(d cas.Digest) bool {
 	o.unsent.mu.Lock()
 	defer o.unsent.mu.Unlock()
@@ -15,7 +15,7 @@ func (o *Overlay) Unsent(d cas.Digest) bool {
 	return m != nil && m.kept
 }
 
-// HoldSent blocks recordSent, after it has struck out an unsent blob, until release.
+// HoldSent blocks recordSent, after it has struck out an unsent blob, until release is called.
 func (o *Overlay) HoldSent() (release func()) {
 	o.recent.mu.Lock()
 	return o.recent.mu.Unlock

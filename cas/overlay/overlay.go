@@ -50,7 +50,8 @@ const (
 type Config struct {
 	// Local and Upstream are the instances; equal names belong together. The stores of the overlay have the
 	// capabilities Filer, Locator and Splicer if the local stores do. Batches use the upstream's Fetch and
-	// cas.Batcher. A blob too large for the upstream is both cas.ErrUpstreamFull and errors.ErrUnsupported.
+	// cas.Batcher. A Put of a blob that is too large for the upstream fails with both cas.ErrUpstreamFull and
+	// errors.ErrUnsupported.
 	Local, Upstream cas.Instances
 	Policy          Policy
 	// Journal is the path of a file that no other overlay uses. Another file has this name with the suffix .unsent.

@@ -50,8 +50,8 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 	}
 }
 
-// unanswered reports whether to ignore err, of a query: with WriteBack, if the upstream is unusable, or refuses to renew
-// a blob.
+// unanswered reports whether a query that failed with err is answered without the upstream, and counts it. With
+// WriteBack, it is if the upstream is unusable or refuses to renew a blob.
 func (s *store) unanswered(err error) bool {
 	if s.o.config.Policy != WriteBack || !s.renewalDenied(err) && !s.o.unusable(s.name, err) {
 		return false
@@ -60,8 +60,9 @@ func (s *store) unanswered(err error) bool {
 	return true
 }
 
-// renewalDenied reports whether err, of a query, may mean that the upstream denies a renewal. One without renewals denies
-// the query itself, and probably uploads, too: if its blobs were missing, clients would fill the journal with them.
+// renewalDenied reports whether err, of a query, may mean that the upstream denies a renewal. An upstream without
+// renewals denies the query itself, and probably uploads, too: if its blobs counted as missing, clients would fill the
+// journal with them.
 func (s *store) renewalDenied(err error) bool {
 	_, ok := cas.As[cas.Renewer](s.upstream.Store)
 	return ok && errors.Is(err, cas.ErrDenied)

@@ -68,9 +68,9 @@ func absentOrCorrupt(err error) bool {
 
 // Missing implements cas.Store. A blob in the upstream counts as present: a read copies it. An unsent blob does not.
 //
-// If the upstream is unreachable, or denies a renewal, the presence of absent blobs is unknown. If Missing omitted them,
-// a client could depend on blobs that nobody has. With WriteBack Missing returns them, which costs only an upload. With
-// WriteThrough each upload would fail, so Missing fails and the client gets the reason.
+// If the upstream is unreachable or denies a renewal, it is unknown which absent blobs it has. If Missing omitted them,
+// a client could depend on blobs that nobody has. With WriteBack, Missing returns them, which costs only an upload.
+// With WriteThrough, each upload would fail, so Missing fails and the client gets the reason.
 func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	s.o.used()
 	absent, err := s.local.Store.Missing(ctx, ds)

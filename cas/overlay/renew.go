@@ -207,9 +207,9 @@ func (o *Overlay) renewUsed() {
 }
 
 // renew renews entries in the upstream. It sends local blobs that are absent there, and returns their number. It does
-// not send absent results, because somebody may have removed them. It also returns the number of results that the
-// upstream fails to look up: their next use tries again, since it may always fail for some. A refused lookup is no
-// failure: the upstream would refuse all of them, at each use.
+// not send absent results, because somebody may have removed them. It also returns the number of results whose lookup
+// failed. Only their next use retries them, since some lookups may always fail. A refused lookup does not count as
+// failed: the upstream would refuse every result at every use.
 func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 	for instance, ds := range blobsByInstance(entries) {
 		s, err := o.store(instance)
@@ -267,7 +267,7 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (restored int, 
 		return 0, nil
 	}
 	failed := s.send(ctx, lost, unpaced)
-	large := map[cas.Digest]bool{} // which the upstream never had
+	large := map[cas.Digest]bool{} // not lost: the upstream never had them
 	maps.DeleteFunc(failed, func(d cas.Digest, failure error) bool {
 		large[d] = tooLarge(failure)
 		return large[d]

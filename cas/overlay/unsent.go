@@ -17,7 +17,7 @@ const unsentSuffix = ".unsent"
 
 // unsent are the large blobs that the local store may have although the upstream does not: WriteThrough stores them
 // locally first. A blob is recorded before its local copy becomes visible, and struck out when the upstream has it. A
-// blob that an earlier WriteBack has left, and that is too large for the upstream, is recorded when it is given up. The
+// blob that an earlier WriteBack left, and that is too large for the upstream, is recorded when it is given up. The
 // records survive the end of the process.
 type unsent struct {
 	limit int            // of marks

@@ -265,9 +265,9 @@ func (r renewingStore) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest
 	return r.Missing(ctx, ds)
 }
 
-// TestDeniedRenewalsAreUnanswered checks that with WriteBack, a blob is missing and a chunk is absent if the upstream,
-// which is up, refuses to renew it. With WriteThrough, or if the upstream renews nothing, the query fails: otherwise,
-// clients would upload blobs that the upstream does not accept either.
+// TestDeniedRenewalsAreUnanswered checks that with WriteBack, a blob or chunk counts as missing if the upstream, which
+// is up, refuses to renew it. With WriteThrough, or if the upstream renews nothing, the query fails: otherwise, clients
+// would upload blobs that the upstream refuses as well.
 func TestDeniedRenewalsAreUnanswered(t *testing.T) {
 	for name, policy := range policies {
 		for _, renews := range []bool{true, false} {
@@ -435,8 +435,9 @@ func TestDeniedResultIsSentLater(t *testing.T) {
 	})
 }
 
-// TestBlobTooLargeForUpstreamStaysLocal checks that a blob that the upstream never accepts, and a result with this blob,
-// leave the journal, so that the local store may evict them. A blob that finds the upstream full does not.
+// TestBlobTooLargeForUpstreamStaysLocal checks that a blob that the upstream never accepts, and a result that refers to
+// it, leave the journal, so that the local store may evict them. A blob that does not fit into a full upstream stays in
+// the journal.
 func TestBlobTooLargeForUpstreamStaysLocal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
@@ -482,8 +483,8 @@ func TestBlobTooLargeForUpstreamIsNotReportedLost(t *testing.T) {
 	})
 }
 
-// TestLeftoverTooLargeForUpstreamStaysMissing checks that a blob that WriteBack has not sent, and that the upstream never
-// accepts, is missing after a change to WriteThrough, also after a restart, until the upstream accepts it.
+// TestLeftoverTooLargeForUpstreamStaysMissing checks that a blob that WriteBack has not sent, and that is too large for
+// the upstream, is missing after a change to WriteThrough, also after a restart, until the upstream accepts it.
 func TestLeftoverTooLargeForUpstreamStaysMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)

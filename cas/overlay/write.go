@@ -139,7 +139,8 @@ func (s *store) upload(d cas.Digest) *upload {
 	s.o.uploads[k] = u
 	s.o.work.Go(func() {
 		u.err = s.copyUpstream(s.o.ctx, d, unpaced)
-		// A Put whose local copy is newer than recordSent must not join: nothing would strike out its record.
+		// A Put that stores its local copy after recordSent must not join this upload: nothing would strike out its
+		// record.
 		s.o.mu.Lock()
 		delete(s.o.uploads, k)
 		s.o.mu.Unlock()

@@ -171,7 +171,7 @@ func (r *round) ended(e entry, err error) {
 		r.unavailable = err
 		r.retry = append(r.retry, e)
 	case tooLarge(err) && r.o.keptUnsent(e), e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
-		r.o.config.Log.Error("the upstream refuses a blob or result for good; it stays local", "what", e.String(), "err", err)
+		r.o.config.Log.Error("the upstream permanently refuses a blob or result; it stays local", "what", e.String(), "err", err)
 		r.refused++
 		r.done = append(r.done, e)
 	default:
@@ -186,8 +186,8 @@ func tooLarge(err error) bool {
 	return errors.Is(err, cas.ErrUpstreamFull) && errors.Is(err, errors.ErrUnsupported)
 }
 
-// keptUnsent records, with WriteThrough, that a blob that an earlier WriteBack has left is given up: it stays missing. It
-// returns false if there is no room for the record.
+// keptUnsent records that a blob that an earlier WriteBack left is given up, so that it stays missing with
+// WriteThrough. It returns false if there is no room for the record. Other entries need none.
 func (o *Overlay) keptUnsent(e entry) bool {
 	if e.kind == result || !o.leftover() {
 		return true

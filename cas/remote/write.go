@@ -21,8 +21,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Put implements cas.Store. It restarts a broken stream if r is an io.Seeker. A blob above the limit of the server is
-// both cas.ErrUpstreamFull and errors.ErrUnsupported.
+// Put implements cas.Store. It restarts a broken stream if r is an io.Seeker. A blob above the server's limit fails
+// with both cas.ErrUpstreamFull and errors.ErrUnsupported.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := cas.CheckDigests(d); err != nil {
 		return err
