@@ -18,9 +18,9 @@ import (
 )
 
 // Images turns the container images that actions name into root file systems. Implementations can use package image and
-// must be safe for concurrent use. Errors of the instance's store, such as cas.ErrUnavailable and cas.ErrFull, keep their
-// meaning, and so does cas.ErrInvalid. Any other error, also cas.ErrNotFound, means that the action cannot run until the
-// action, the operator's permissions or the registry change.
+// must be safe for concurrent use. Errors of the instance's store, such as cas.ErrUnavailable and cas.ErrFull, keep
+// their meaning, and so does cas.ErrInvalid. Any other error, including cas.ErrNotFound, means that the action cannot
+// run until the action, the operator's permissions or the registry change.
 type Images interface {
 	// Pin returns the reference, with its digest, of the image that a property value names in an instance, such as
 	// "docker://REGISTRY/REPOSITORY:TAG". It fails if the operator does not permit the image, and pulls nothing.
@@ -78,7 +78,7 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *req
 // imageOf returns the value of the property container-image of req or, by default, of its instance's default
 // properties, or "" if there is none or the action runs with this host's toolchain instead.
 func (l *Local) imageOf(t *Task, req *request) (string, error) {
-	// checkPlatform ignored the image, or the worker offers the property of the action.
+	// Without Images, checkPlatform has ignored the image, or the worker offers the action's property.
 	if l.cfg.Images == nil && (!l.cfg.Fleet || slices.ContainsFunc(req.properties(), isImage)) {
 		return "", nil
 	}
@@ -128,10 +128,10 @@ func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) erro
 		"pulled: increase the size of the store", r.image, len(lost.Blobs), lost.Blobs[0])
 }
 
-// imageFault returns the error of an image as a Fault. A failure of the store or of this host is temporary; one of the
-// registry, and an image that the store never accepts, are not the client's to retry.
+// imageFault returns the error of an image as a Fault. Clients retry failures of the store and of this host, but not
+// those of the registry, nor an image that the store never accepts.
 func imageFault(err error) error {
-	if errors.Is(err, errors.ErrUnsupported) { // a file is too large for the upstream, which another pull does not change
+	if errors.Is(err, errors.ErrUnsupported) { // too large for the upstream: another pull does not help
 		return faultf(FaultUnmet, "%s: %w", StageFetch, err)
 	}
 	for _, own := range []error{

@@ -292,7 +292,7 @@ func TestMetadataExplainsStaging(t *testing.T) {
 }
 
 // TestChangeableInputsAreReported: on a kernel without overlays for an ordinary user, an action can change its copies of
-// the inputs, which its result states. The store stays as it is.
+// the inputs, and its result reports that. The store does not change.
 func TestChangeableInputsAreReported(t *testing.T) {
 	if os.Geteuid() != unprivilegedUser {
 		asOrdinaryUser(t, t.Name())
@@ -308,8 +308,8 @@ func TestChangeableInputsAreReported(t *testing.T) {
 	}
 }
 
-// denyOverlays makes the kernel refuse overlays to this process and its children, as old kernels do: overlayfs alone is
-// configured with flags and descriptors.
+// denyOverlays makes the kernel refuse overlays to this process and its children, as old kernels do. It refuses
+// fsconfig with flags and descriptors, which only overlayfs uses here.
 func denyOverlays() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -29,8 +29,8 @@ type Config struct {
 	// property is ignored then, and an Admission's MergeKey covers everything that another policy might use.
 	Fleet bool
 	// Images provides the container images that actions name. Without it, such actions are refused, or with IgnoreImages
-	// run with the Toolchain, which every result states. In a Fleet without it, a worker with such a
-	// property has the Toolchain of the image, and an image of the policy's default properties is left to other workers.
+	// run with the Toolchain, which every result states. In a Fleet, a worker without it that offers such a property has
+	// the Toolchain of the image. Actions whose image only the policy's default properties name are refused there.
 	Images       Images
 	IgnoreImages bool
 	// CacheUnpinned caches results although the action's digest does not determine the image: it names a tag, or the

@@ -121,12 +121,12 @@ var architectures = map[string]string{
 	"s390x": "s390x", "sparc-v9": "sparc64", "darwin_arm64": "arm64", "darwin_x86_64": "amd64",
 }
 
-// extensions are the beginnings of the lexicon's names of instruction set extensions, by Go's names of architectures.
+// extensions maps Go's names of architectures to the prefixes of their instruction set extensions in the lexicon.
 var extensions = map[string]string{"amd64": "x86-", "386": "x86-", "arm64": "arm-", "arm": "arm-"}
 
 // hostProperty reports whether a property states the operating system or the architecture, and whether it is not that
-// of this machine, which has the architecture goarch. An instruction set extension in ISA, and a number, which counts
-// processors, state neither.
+// of this machine, whose architecture is goarch. An instruction set extension in ISA states neither, nor does a number,
+// which counts processors.
 func hostProperty(p Property, goarch string) (names, differs bool) {
 	value := strings.ToLower(p.Value)
 	switch name := strings.ToLower(p.Name); name {

@@ -98,8 +98,8 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 	}
 }
 
-// TestArchitecturesAreNoExtensions: each architecture of the lexicon is refused on all others, although some of their names
-// begin like those of extensions.
+// TestArchitecturesAreNoExtensions: each architecture of the lexicon is refused on all others, although some names have
+// the prefix of extensions.
 func TestArchitecturesAreNoExtensions(t *testing.T) {
 	for name, own := range map[string]string{
 		"arm-a32": "arm", "arm-a32-be": "armbe", "arm-a64": "arm64", "arm-a64-be": "arm64be", "arm-t32": "arm", "arm-t32-be": "armbe",
@@ -171,7 +171,7 @@ func TestIgnoredImagesAreReported(t *testing.T) {
 	}
 }
 
-// TestIgnoredImageIsListed: a result lists an ignored image even if more properties are ignored than it has room for.
+// TestIgnoredImageIsListed: a result lists an ignored image even if more properties are ignored than it can list.
 func TestIgnoredImageIsListed(t *testing.T) {
 	b := newBench(t, compiles)
 	b.cfg.IgnoreImages = true
@@ -197,7 +197,7 @@ func TestDefaultPropertiesAreChecked(t *testing.T) {
 	wantFault(t, "an image by default", err, FaultUnmet)
 }
 
-// TestDefaultImageIsNotIgnored: a worker among others that runs no images refuses an action whose image the policy names,
+// TestDefaultImageIsNotIgnored: a worker of a fleet that runs no images refuses an action whose image the policy names,
 // since no property of the worker vouches for its toolchain. The head cannot know that and admits the action.
 func TestDefaultImageIsNotIgnored(t *testing.T) {
 	b := newBench(t, compiles)

@@ -110,7 +110,7 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 	}
 }
 
-// TestResultsOfIgnoredImagesAreRefused, however the property is written.
+// TestResultsOfIgnoredImagesAreRefused: a result whose image was ignored is refused, however the property is written.
 func TestResultsOfIgnoredImagesAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		ignored []string

@@ -23,8 +23,7 @@ func TestRootIsNotIgnored(t *testing.T) {
 	wantFault(t, "an action with a root file system", err, FaultUnmet)
 }
 
-// TestImageFaults: a failure of the store or of this host while an image is pulled is temporary. Everything else is a
-// failed pull, which a retry cannot change.
+// TestImageFaults: clients retry a failure of the store or of this host during a pull, but no other failure.
 func TestImageFaults(t *testing.T) {
 	for err, kind := range map[error]FaultKind{
 		cas.ErrUnavailable:             FaultUnavailable,

@@ -38,19 +38,19 @@ func (q *Queue) setBackground(o *Operation, background bool) {
 	q.yieldLater(o)
 }
 
-// yieldLater is yieldIfAwaited for the job of o after Config.CancelGrace.
+// yieldLater calls yieldIfAwaited for the job of o after Config.CancelGrace.
 func (q *Queue) yieldLater(o *Operation) {
 	time.AfterFunc(q.cfg.CancelGrace, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if j := o.job; j != nil { // another one, if it shares a run now
+		if j := o.job; j != nil { // another job if o shares its run by now
 			q.yieldIfAwaited(j)
 		}
 	})
 }
 
-// yieldIfAwaited ends the run of j if it may yield, and more jobs wait for such slots than runs are about to yield. Those
-// that yield may be slots for other jobs, so it tries again later if any job waits.
+// yieldIfAwaited ends the run of j if it may yield and more jobs wait for its slot than runs are about to yield. Those
+// runs may free slots that suit only other jobs, so it tries again later if any job waits.
 func (q *Queue) yieldIfAwaited(j *job) {
 	if q.noteUnwanted(j); j.run == nil || !q.unwanted[j.run.slot.worker][j.run] {
 		return
@@ -126,8 +126,8 @@ func (q *Queue) yield(j *job) {
 	j.cancel()
 }
 
-// A departure is that of the last client of an operation. It is outdated once a client has come, or the operation is
-// completed.
+// A departure records that the last client of an operation has left. It is outdated once a client has returned or the
+// operation is completed.
 type departure struct {
 	of *Operation
 	at time.Time // Operation.unwatched, unless it is outdated
@@ -159,7 +159,7 @@ func (q *Queue) dropBackground() bool {
 	return true
 }
 
-// trimLeft removes outdated departures until the first is not. Each is visited once, however many operations there are.
+// trimLeft removes outdated departures from the front of q.left. Each is visited once, however many there are.
 func (q *Queue) trimLeft() {
 	for len(q.left) > 0 && q.left[0].outdated() {
 		q.left[0] = departure{} // release it to the garbage collector

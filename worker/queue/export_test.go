@@ -23,7 +23,7 @@ func Drains(q *Queue) int {
 	return len(q.drained)
 }
 
-// Visits returns the number of workers and operations that searches have looked at.
+// Visits returns the number of workers and operations that searches have visited.
 func Visits(q *Queue) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -104,7 +104,7 @@ type Queue struct {
 	drained            map[string]*drain         // by worker name
 	drainJoining       *drain                    // applies to every worker that joins; nil if none
 	undrained          map[string]bool           // names of workers exempt from drainJoining
-	visits             int                       // workers and operations that searches have looked at, for tests
+	visits             int                       // workers and operations that searches have visited, for tests
 	// Prefetching.
 	fetched   int64     // bytes reserved of Config.FetchBytes
 	reserving []*job    // jobs waiting to reserve

@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// TestStepsVisitNoMoreOfMore checks that a step looks at as many workers and operations in a queue with four times as
-// many of them.
+// TestStepsVisitNoMoreOfMore checks that the number of workers and operations that a step visits is the same in a queue
+// that has four times as many of them.
 func TestStepsVisitNoMoreOfMore(t *testing.T) {
 	const full = 500 // operations
 	// run lets a slot of a worker with the property on=WORKER execute an action.

@@ -118,7 +118,7 @@ func (q *Queue) mayTake(w *workerGroup, j *job) bool {
 }
 
 // leastLoadedSlot returns an idle slot that may take j, of the worker with the smallest fraction of busy slots, or nil.
-// Among equals, the first to join is chosen.
+// Ties go to the worker that joined first.
 func (q *Queue) leastLoadedSlot(j *job) *Slot {
 	var best *workerGroup
 	for w := range q.idle {

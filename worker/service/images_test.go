@@ -33,20 +33,20 @@ func recordIgnored(t *testing.T, instances cas.Instances, action *repb.Digest) {
 	}))
 }
 
-// TestOnlyServersThatIgnoreImagesServeSuchResults: a result of an action whose image was ignored is a miss on every server
-// that does not ignore images itself, whether it runs images or not.
+// TestOnlyServersThatIgnoreImagesServeSuchResults: a result of an action whose image was ignored is a miss on every
+// server that does not ignore images itself, whether it runs images or not.
 func TestOnlyServersThatIgnoreImagesServeSuchResults(t *testing.T) {
 	for name, c := range map[string]struct {
 		head, fleet, ignores bool
 		want                 codes.Code
 	}{
-		"a server":                     {want: codes.NotFound},
-		"a server that ignores them":   {ignores: true, want: codes.OK},
-		"a head":                       {head: true, want: codes.NotFound},
-		"a head of a fleet":            {head: true, fleet: true, want: codes.NotFound},
-		"a member of a fleet":          {fleet: true, want: codes.NotFound},
-		"a member told to ignore them": {fleet: true, ignores: true, want: codes.NotFound}, // it has no effect
-		"a head with --images=ignore":  {head: true, ignores: true, want: codes.NotFound},
+		"a server":                      {want: codes.NotFound},
+		"a server that ignores them":    {ignores: true, want: codes.OK},
+		"a head":                        {head: true, want: codes.NotFound},
+		"a head of a fleet":             {head: true, fleet: true, want: codes.NotFound},
+		"a member of a fleet":           {fleet: true, want: codes.NotFound},
+		"a member with --images=ignore": {fleet: true, ignores: true, want: codes.NotFound}, // it has no effect
+		"a head with --images=ignore":   {head: true, ignores: true, want: codes.NotFound},
 	} {
 		instances := castest.Instances()
 		action := must.Get(cas.PutProto(t.Context(), must.Get(instances(""))(t).Store, cas.SHA256, &repb.Action{}))(t).Proto()
@@ -66,8 +66,8 @@ func TestOnlyServersThatIgnoreImagesServeSuchResults(t *testing.T) {
 	}
 }
 
-// TestFarmDoesNotServeResultsOfIgnoredImages: neither the head nor a worker, which looks up the result as well, takes such
-// a result from their store.
+// TestFarmDoesNotServeResultsOfIgnoredImages: neither the head nor a worker, which looks up the result as well, serves
+// such a result from the shared store.
 func TestFarmDoesNotServeResultsOfIgnoredImages(t *testing.T) {
 	f := newFarm(t, 0, "version: 1\n")
 	image := &repb.Platform_Property{Name: "container-image", Value: "docker://a/b"}
@@ -81,7 +81,7 @@ func TestFarmDoesNotServeResultsOfIgnoredImages(t *testing.T) {
 	expect.Equal(t, ran.runs.Load(), 1, "runs")
 }
 
-// An imageOf is an image of this root, whatever its name.
+// An imageOf provides an image with this root for every name.
 type imageOf struct{ root cas.Digest }
 
 func (imageOf) Pin(context.Context, string, string) (string, error) { return "a/b@sha256:1", nil }
@@ -90,8 +90,8 @@ func (i imageOf) Root(context.Context, string, string, cas.Digest) (cas.Digest, 
 	return i.root, nil, nil
 }
 
-// TestDefaultImageRunsOnAWorkerWithImages: an action whose image only the workers' policy names goes to a worker that runs
-// images if one without them has refused it.
+// TestDefaultImageRunsOnAWorkerWithImages: an action whose image only the workers' policy names goes to a worker that
+// runs images after one that runs none has refused it.
 func TestDefaultImageRunsOnAWorkerWithImages(t *testing.T) {
 	f := newFarm(t, 0, "version: 1\n")
 	byDefault := func(c *service.Config) {

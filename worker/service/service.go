@@ -173,7 +173,7 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 	c.Worker.CacheBytes = m.caches.messages
 	if next := c.Worker.Instances; next != nil {
 		c.Worker.Instances = results.Filter(next, results.OtherSandbox(next, c.Worker.Policy, described))
-		// Only a worker that takes every action can ignore an image.
+		// IgnoreImages has no effect in a fleet, nor on a head that executes nothing.
 		if !c.Worker.IgnoreImages || c.Worker.Fleet || c.Worker.Backend == nil {
 			c.Worker.Instances = results.Filter(c.Worker.Instances, results.IgnoredImage)
 		}

@@ -112,7 +112,7 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 	}
 	if unlisted > 0 {
 		m.Notes = append(slices.Clip(m.Notes),
-			fmt.Sprintf("the demands of %d waiting actions are not listed: all of them together are too long", unlisted))
+			fmt.Sprintf("the demands of %d waiting actions are not listed: the list has reached its limit of 1 MiB", unlisted))
 	}
 	for _, w := range s.Queue.Workers() {
 		if s.Viewers != nil && !s.Viewers.SeesBelow(ctx, w.Prefix) {
@@ -127,7 +127,7 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 	return m, nil
 }
 
-// maxDemands bounds the bytes of all demands in a message, since clients choose them.
+// maxDemands is the maximum size of all demands in a message, in bytes: clients choose them.
 const maxDemands = 1 << 20
 
 // addDemand adds d to all, merging it with the last if that has the same properties and reason, by which demands of

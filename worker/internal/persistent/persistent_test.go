@@ -224,7 +224,7 @@ func machine(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-// TestLowMemory: the machine runs out of memory, or a control group that contains the worker, of either version.
+// TestLowMemory: the machine is low on memory, or a control group of either version that contains the worker is.
 func TestLowMemory(t *testing.T) {
 	const v2, v1 = "sys/fs/cgroup/pod/", "sys/fs/cgroup/memory/pod/"
 	for name, c := range map[string]struct {

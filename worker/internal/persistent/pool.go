@@ -25,7 +25,7 @@ type Member interface {
 type Pool[M Member] struct {
 	MaxIdle int
 	MaxAge  time.Duration
-	// Root is the directory with proc and sys, which tell how much memory is available.
+	// Root is the directory with proc and sys, which report the available memory.
 	Root string
 
 	mu    sync.Mutex
@@ -109,8 +109,8 @@ func (p *Pool[M]) sweep() {
 	}
 }
 
-// lowMemory reports whether less than a tenth of the memory is available: of this machine (proc_meminfo(5)), or of a
-// control group with this process, such as that of a container.
+// lowMemory reports whether less than a tenth of the memory is available, either of this machine (proc_meminfo(5)) or
+// within the limit of a control group that contains this process, such as a container's.
 func lowMemory(root string) bool {
 	machine := counters(filepath.Join(root, "proc/meminfo"))
 	if machine["MemAvailable:"] < machine["MemTotal:"]/10 {
@@ -137,11 +137,12 @@ func lowMemory(root string) bool {
 	return false
 }
 
-// groupFiles are the names of files about the memory of a control group, below the mount of its version, and the prefix
-// of sums over all groups inside.
+// groupFiles names the files about a control group's memory, below the mount of its hierarchy. Counters of memory.stat
+// with the prefix include the groups inside.
 type groupFiles struct{ mount, limit, used, prefix string }
 
-// low reports whether less than a tenth of a group's limit is available. The group may have none, or not be visible.
+// low reports whether less than a tenth of a group's limit is available. It returns false for a group that has no limit
+// or is not visible.
 func (k *groupFiles) low(dir string) bool {
 	limit, err := number(filepath.Join(dir, k.limit))
 	if err != nil {
@@ -151,7 +152,7 @@ func (k *groupFiles) low(dir string) bool {
 	if err != nil || limit-used >= limit/10 {
 		return false
 	}
-	stat := counters(filepath.Join(dir, "memory.stat")) // the kernel can reclaim the pages of files
+	stat := counters(filepath.Join(dir, "memory.stat")) // the kernel can reclaim the page cache
 	return limit-used+stat[k.prefix+"active_file"]+stat[k.prefix+"inactive_file"] < limit/10
 }
 
@@ -164,7 +165,7 @@ func number(file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// counters returns the numbers in a file with a name and a number in each line.
+// counters returns the numbers in a file whose lines begin with a name and a number, by name.
 func counters(file string) map[string]int64 {
 	text, _ := os.ReadFile(file)
 	all := map[string]int64{}

@@ -58,8 +58,8 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 }
 
 // OtherToolchain returns a function for Filter that refuses results of a run with another toolchain than the one that
-// fingerprint returns; "" is unknown, and differs from all. A result without a toolchain is served: its action saw none,
-// or another program recorded it.
+// fingerprint returns; "" means unknown and differs from all. A result without a toolchain is served: its action saw
+// none, or another program recorded it.
 func OtherToolchain(fingerprint func() string) Refusal {
 	return func(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResult) string {
 		if made := Recorded(r).GetToolchain(); made != "" {
@@ -75,17 +75,17 @@ func OtherToolchain(fingerprint func() string) Refusal {
 	}
 }
 
-// IgnoredImage is a Refusal of results of actions whose image was ignored, for all but a server that does the same.
+// IgnoredImage is a Refusal of results of actions whose image was ignored. Servers that ignore images do not use it.
 func IgnoredImage(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResult) string {
 	if slices.ContainsFunc(Recorded(r).GetIgnoredProperties(), namesImage) {
-		return "the image that the action names was ignored when it was made"
+		return "it was made without the image that the action names"
 	}
 	return ""
 }
 
-// OtherImage returns a function for Filter, on a server that runs images, that refuses results whose root file system the
-// action's digest does not determine: of an image that is not pinned, unless the operator permits that, and of this
-// machine if the instance's default properties name an image.
+// OtherImage returns a function for Filter that refuses results whose root file system the action's digest does not
+// determine: of an image that is not pinned, unless the operator permits that, and of this machine if the instance's
+// default properties name an image. It is for servers that run images.
 func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 	return func(_ context.Context, instance string, _ cas.Digest, r *repb.ActionResult) string {
 		switch e := Recorded(r); {
@@ -98,8 +98,8 @@ func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 	}
 }
 
-// namesImage reports whether a property NAME=VALUE, which may be quoted, names a container image. Clients differ in the
-// case of its letters.
+// namesImage reports whether a property NAME=VALUE, which may be quoted, names a container image. Clients spell the
+// name in different cases.
 func namesImage(property string) bool {
 	name, _, _ := strings.Cut(strings.TrimPrefix(property, `"`), "=")
 	return strings.EqualFold(name, ImageProperty)

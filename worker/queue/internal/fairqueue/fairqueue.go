@@ -36,7 +36,7 @@ type Queue[T any] struct {
 	flows              map[FlowKey]*flow[T] // with items waiting or in service
 	byKey              map[MatchKey]*Bucket[T]
 	buckets            []*Bucket[T]   // the same
-	byInstance         map[string]int // their number by instance
+	byInstance         map[string]int // number of buckets by instance
 	clock              uint64         // advances with each arrival of a flow and each service
 }
 
@@ -132,7 +132,7 @@ func (q *Queue[T]) Flows() int { return len(q.flows) }
 // queue in a loop over it.
 func (q *Queue[T]) Buckets() []*Bucket[T] { return q.buckets }
 
-// BucketsOf returns the number of buckets with waiting items of an instance, if no two instances have equal MatchKeys.
+// BucketsOf returns the number of buckets with waiting items of an instance. No two instances may have equal MatchKeys.
 func (q *Queue[T]) BucketsOf(instance string) int { return q.byInstance[instance] }
 
 // Push adds an item under at least one entry.
