@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runscArgs are the arguments of runsc, except for fileAccess. Each states what a run relies on, whatever the default.
+// runscArgs are the arguments of runsc, except for fileAccess. They include defaults that a run relies on.
 var runscArgs = []string{
 	"--root=" + zygote.StateDir, "--platform=systrap", "--network=none", "--gofer-network-namespace=new",
 	"--overlay2=none", "--host-uds=none", "--host-fifo=none", "--directfs=true",
 	"--ignore-cgroups", "--cpu-num-from-quota=false", "--host-settings=ignore", "--oci-seccomp=false",
 }
 
-// fileAccess is the argument that lets gVisor cache names, listings and sizes of files, unless the host may change
+// fileAccess returns the argument that lets gVisor cache names, listings and sizes of files, unless the host may change
 // them during the run.
 func fileAccess(spec *sandbox.Spec) string {
 	if slices.ContainsFunc(spec.Inputs, func(in sandbox.Input) bool { return in.Content == "volume" }) {

@@ -55,8 +55,8 @@ func TestWorkspacePathsAreExplained(t *testing.T) {
 	}
 }
 
-// TestMissingControlGroupsHaveACode: what the host's control groups cannot limit has a reason with a code. Ordinary users
-// usually have none.
+// TestMissingControlGroupsHaveACode: a limit that the host's control groups cannot enforce has a reason with a code.
+// Ordinary users usually have no control groups.
 func TestMissingControlGroupsHaveACode(t *testing.T) {
 	_, f := backend(t, namespace.Config{})
 	named := 0

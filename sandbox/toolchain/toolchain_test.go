@@ -140,7 +140,7 @@ func TestSlowScan(t *testing.T) {
 	expect.Equal(t, w.Fingerprint(), "", "Fingerprint")
 }
 
-// BenchmarkRead scans 150,000 files, as a host with several compilers has. A server does so at startup.
+// BenchmarkRead scans 150,000 files, about as many as a server with several compilers scans at startup.
 func BenchmarkRead(b *testing.B) {
 	const directories, files = 5000, 30
 	dir := b.TempDir()

@@ -148,8 +148,8 @@ func TestKillsAndOutagesLoseNothing(t *testing.T) {
 	}
 }
 
-// TestFrozenBucketLosesNothing freezes the bucket behind write-back. Queries, actions and uploads succeed, also after serve
-// was killed, and the bucket has all blobs and results when it answers again.
+// TestFrozenBucketLosesNothing freezes the bucket behind write-back. Queries, actions and uploads succeed, also after
+// serve was killed. Once the bucket answers again, it gets all blobs and results.
 func TestFrozenBucketLosesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, "plain")

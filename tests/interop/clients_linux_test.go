@@ -220,8 +220,8 @@ config:
 // debian lists packages that, with their dependencies, form a root file system with a compiler.
 var debian = []string{"dash", "coreutils", "gcc", "libc6-dev", "perl", "python3", "tzdata"}
 
-// TestBuildStreamOnDebian compiles a program on a root of 15,000 files, remotely and then from the action cache. The files
-// are those of packages of this host, and copies of headers.
+// TestBuildStreamOnDebian compiles a program on a root of 15,000 files, remotely and then from the action cache. The
+// files come from packages of this host and include copies of headers.
 func TestBuildStreamOnDebian(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"apt-cache", "dpkg-query", "gcc"} {

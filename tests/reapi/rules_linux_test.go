@@ -249,7 +249,7 @@ const maxFailures = 12
 // panicked starts the failure of a check that panicked.
 const panicked = "the check panicked"
 
-// checkTime is the timeout of a check, which ends those that hang: on a slow disk, 5 GiB take minutes.
+// checkTime is the timeout of a check. It is meant for checks that hang: on a slow disk, writing 5 GiB takes minutes.
 const checkTime = 15 * time.Minute
 
 // evaluate runs the check of a rule as a part of t, without failing t.

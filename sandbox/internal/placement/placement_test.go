@@ -190,7 +190,7 @@ func TestUnmeasurableOutputsExceedTheirLimit(t *testing.T) {
 	must.Succeed(t, r.Restore())
 }
 
-// TestTerminalsAreRefused: no run gets its stdin from a terminal that the backend ignores.
+// TestTerminalsAreRefused: a run with a terminal, which the backend would ignore, is refused.
 func TestTerminalsAreRefused(t *testing.T) {
 	h, _, spec := newRun(t)
 	f := sandbox.Features{Backend: "other", Audits: []sandbox.Audit{spec.Audit}, Limits: sandbox.AllLimits, Lower: true}

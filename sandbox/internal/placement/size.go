@@ -53,7 +53,7 @@ func (r *Run) exceeded(ended bool) *sandbox.Event {
 	return nil
 }
 
-// event is limit.Event for trees of at least this size, unless unmeasured is nil.
+// event is limit.Event. Unless unmeasured is nil, actual is only a lower bound, and unmeasured says why.
 func event(l sandbox.Limit, actual, most int64, unmeasured error) *sandbox.Event {
 	e := limit.Event(l, actual, most)
 	if unmeasured != nil {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preflight defines the reasons why a backend runs nothing on a host, or enforces less than it could.
+// Package preflight defines the reasons why a backend runs nothing on a host, lacks a protection there or refuses an
+// input.
 package preflight
 
 import (
@@ -67,7 +68,7 @@ func Code(err error) string {
 	return ""
 }
 
-// Coded returns a reason, or another text that is part of one, with its code at the end.
+// Coded returns a reason with its code at the end, or "" for an empty reason.
 func Coded(reason, code string) string {
 	if reason == "" {
 		return ""

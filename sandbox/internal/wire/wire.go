@@ -37,7 +37,8 @@ const (
 	MaxMessage = 128 << 10
 )
 
-// SameWriter reports whether a and b are one writer, which then gets one stream. Comparing other values could panic.
+// SameWriter reports whether a and b are the same writer, which then gets one stream. It compares only values that are
+// comparable, since others would panic.
 func SameWriter(a, b io.Writer) bool {
 	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }

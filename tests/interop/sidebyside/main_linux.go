@@ -165,7 +165,7 @@ func (r *run) add(ctx context.Context, flag, name, addr string, pid int) error {
 	return r.watch(name, name, pid)
 }
 
-// watch adds a process of a server, which has a name of its own, to the benchmark.
+// watch adds a process of a server, under a name of its own, to the benchmark.
 func (r *run) watch(server, process string, pid int) error {
 	file := filepath.Join(r.dir, process+".pid")
 	r.flags = append(r.flags, "--watch", server+"="+file)
