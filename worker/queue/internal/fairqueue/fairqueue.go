@@ -35,9 +35,8 @@ type Queue[T any] struct {
 	waiting, inService int
 	flows              map[FlowKey]*flow[T] // with items waiting or in service
 	byKey              map[MatchKey]*Bucket[T]
-	buckets            []*Bucket[T]   // the same
-	byInstance         map[string]int // number of buckets by instance
-	clock              uint64         // advances with each arrival of a flow and each service
+	buckets            []*Bucket[T] // the same
+	clock              uint64       // advances with each arrival of a flow and each service
 }
 
 // A MatchKey is equal for items that the same workers can run.
@@ -75,7 +74,6 @@ type Entry[T any] struct {
 type Bucket[T any] struct {
 	queue      *Queue[T]
 	key        MatchKey
-	instance   string // of its first entry
 	waiting    int
 	foreground int // entries in flows that are not background
 	flows      indexedHeap[*bucketFlow[T]]
@@ -132,21 +130,16 @@ func (q *Queue[T]) Flows() int { return len(q.flows) }
 // queue in a loop over it.
 func (q *Queue[T]) Buckets() []*Bucket[T] { return q.buckets }
 
-// BucketsOf returns the number of buckets with waiting items of an instance. No two instances may have equal MatchKeys.
-func (q *Queue[T]) BucketsOf(instance string) int { return q.byInstance[instance] }
-
 // Push adds an item under at least one entry.
 func (q *Queue[T]) Push(it *Item[T], key MatchKey, entries ...*Entry[T]) {
 	b := q.byKey[key]
 	if b == nil {
-		b = &Bucket[T]{queue: q, key: key, instance: entries[0].Flow.Instance, index: len(q.buckets)}
+		b = &Bucket[T]{queue: q, key: key, index: len(q.buckets)}
 		if q.byKey == nil {
 			q.byKey = make(map[MatchKey]*Bucket[T])
-			q.byInstance = make(map[string]int)
 			q.flows = make(map[FlowKey]*flow[T])
 		}
 		q.byKey[key] = b
-		q.byInstance[b.instance]++
 		q.buckets = append(q.buckets, b)
 	}
 	it.bucket = b
@@ -249,9 +242,6 @@ func (it *Item[T]) leave() {
 		return
 	}
 	delete(q.byKey, b.key)
-	if q.byInstance[b.instance]--; q.byInstance[b.instance] == 0 {
-		delete(q.byInstance, b.instance)
-	}
 	last := len(q.buckets) - 1
 	q.buckets[b.index] = q.buckets[last]
 	q.buckets[b.index].index = b.index

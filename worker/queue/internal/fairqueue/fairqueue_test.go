@@ -179,9 +179,6 @@ func check(t *testing.T, q *Queue[*job], m *model, waiting, running []*job) {
 	if got := q.Oldest(); !got.Equal(oldest) {
 		t.Fatalf("Oldest = %v, want %v", got, oldest)
 	}
-	if got := q.BucketsOf(""); got != len(q.Buckets()) {
-		t.Fatalf("BucketsOf = %d of %d buckets", got, len(q.Buckets()))
-	}
 	for _, b := range q.Buckets() {
 		want := 0
 		for _, e := range m.waiting {
