@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
@@ -21,6 +22,7 @@ import (
 // is killed.
 type backend struct {
 	ending chan struct{} // closed by Close
+	times  times
 
 	mu     sync.Mutex
 	closed bool
@@ -33,6 +35,9 @@ type backend struct {
 	busy   sync.WaitGroup
 }
 
+// times are how long a run may take to start, and after its command has exited, to report the rest.
+type times struct{ start, reap time.Duration }
+
 // A cell has what one run at a time needs: a pair of host users, which are those of a slot of that number, and a
 // control group.
 type cell struct {
@@ -42,7 +47,10 @@ type cell struct {
 
 // New returns a backend that finds runsc through $RUNSC_PATH or PATH. The caller closes it.
 func New() sandbox.Backend {
-	return &backend{ending: make(chan struct{}), open: map[string]*workspace{}}
+	return &backend{
+		ending: make(chan struct{}), open: map[string]*workspace{},
+		times: times{start: 5 * time.Minute, reap: 30 * time.Second},
+	}
 }
 
 // Close ends every run and waits for their end.

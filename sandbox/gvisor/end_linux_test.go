@@ -277,23 +277,30 @@ func owners(t *testing.T) []string {
 // nameRunsc is what runsc is called when it runs.
 const nameRunsc = "runsc"
 
-// forks is the host name of a run whose hostileRunsc starts processes, and answers that of one that prints what it is
-// sent.
+// Host names of runs whose hostileRunsc starts processes, prints what it is sent, reports that the command has exited and
+// nothing more, or reports nothing at all.
 const (
 	forks   = "forks"
 	answers = "answers"
+	lingers = "lingers"
+	silent  = "silent"
 )
 
-// hostileRunsc is a gVisor that a run has taken over. It reports that the command has started and reads no input. For a
-// run with the host name forks, it starts at most 2000 processes, until that fails, and reports their number as exit
-// code.
+// hostileRunsc is a gVisor that a run has taken over. Unless its host name is silent, it reports that the command has
+// started and reads no input. For a run with the host name forks, it starts at most 2000 processes, until that fails, and
+// reports their number as exit code.
 func hostileRunsc() {
 	config, err := os.ReadFile(zygote.BundleDir + "/config.json")
 	if err != nil {
 		panic(err)
 	}
 	out := json.NewEncoder(os.NewFile(zygote.GuestOut, "out"))
-	_ = out.Encode(zygote.Report{Started: 1})
+	if !strings.Contains(string(config), `"`+silent+`"`) {
+		_ = out.Encode(zygote.Report{Started: 1})
+	}
+	if strings.Contains(string(config), `"`+lingers+`"`) {
+		_ = out.Encode(zygote.Report{Exited: &zygote.Exited{Code: 7}})
+	}
 	if strings.Contains(string(config), `"`+answers+`"`) {
 		in := json.NewDecoder(os.NewFile(zygote.GuestIn, "in"))
 		_ = in.Decode(&zygote.Guest{})
@@ -376,6 +383,28 @@ func TestEndWaitsForNoGuest(t *testing.T) {
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
 	if err != nil || !res.Stopped {
 		t.Errorf("got %+v, %v; want a stopped run", res, err)
+	}
+}
+
+// TestRunWithoutReportsEnds: a gVisor that a run has taken over keeps its cell neither by never starting nor by never
+// ending, also if the run cannot be stopped any more.
+func TestRunWithoutReportsEnds(t *testing.T) {
+	backend(t)
+	t.Setenv("RUNSC_PATH", must.Get(os.Executable())(t))
+	hostile := func(host string, start, reap time.Duration) (*sandbox.Result, error) {
+		b := gvisor.New()
+		defer b.Close()
+		defer time.AfterFunc(time.Minute, func() { b.Close() }).Stop() // it fails the run
+		gvisor.SetTimes(b, start, reap)
+		s := spec("true")
+		s.Conditions.Hostname = host
+		return b.Run(t.Context(), s, sandbox.Stdio{})
+	}
+	if res, err := hostile(lingers, time.Hour, time.Millisecond); err != nil || res.ExitCode != 7 || res.Stopped {
+		t.Errorf("without its end: got %+v, %v; want the exit code 7", res, err)
+	}
+	if res, err := hostile(silent, time.Millisecond, time.Hour); err == nil || !strings.Contains(err.Error(), "did not report within 1ms") {
+		t.Errorf("without its start: got %+v, %v; want an error that says so", res, err)
 	}
 }
 

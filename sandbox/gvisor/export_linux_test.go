@@ -2,5 +2,16 @@
 
 package gvisor
 
+import (
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
 // ExplainProbe is explain, for tests.
 var ExplainProbe = explain
+
+// SetTimes sets how long a run of b may take to start, and after its command has exited, to report the rest.
+func SetTimes(b sandbox.Backend, start, reap time.Duration) {
+	b.(*backend).times = times{start: start, reap: reap}
+}

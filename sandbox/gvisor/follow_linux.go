@@ -74,12 +74,14 @@ func (r *run) follow(ctx context.Context) (*sandbox.Result, error) {
 	return &res, nil
 }
 
-// await waits until the run has ended or must be killed, and sets its Start and whether it is Stopped.
+// await waits until the run has ended or must be killed, and sets its Start and whether it is Stopped. A gVisor that the
+// run has taken over may report anything or nothing, and must not keep its cell.
 func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 	e := &ending{}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	done, timeout, grace := ctx.Done(), (<-chan time.Time)(nil), (<-chan time.Time)(nil)
+	late := time.After(r.b.times.start) // the next report, while it is due: Started, or Reaped after Exited
 	for {
 		stop := false
 		select {
@@ -88,7 +90,7 @@ func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 			case !ok:
 				return e
 			case rep.Started != 0 && res.Start.IsZero():
-				res.Start = time.Now()
+				res.Start, late = time.Now(), nil
 				r.messages <- []byte(`"` + zygote.WordStart + `"`)
 				if r.spec.Timeout > 0 {
 					timeout = time.After(r.spec.Timeout)
@@ -96,8 +98,8 @@ func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 			case rep.Failed != "":
 				e.failed, res.Start = rep.Failed, time.Time{}
 				return e
-			case rep.Exited != nil && e.exited == nil:
-				e.exited = rep.Exited
+			case rep.Exited != nil && e.exited == nil && !res.Start.IsZero():
+				e.exited, late = rep.Exited, time.After(r.b.times.reap)
 			case rep.Reaped != nil:
 				e.full = rep.Reaped.Full
 				return e
@@ -107,6 +109,11 @@ func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 		case <-timeout:
 			timeout, stop = nil, true
 		case <-grace:
+			return e
+		case <-late:
+			if res.Start.IsZero() {
+				e.failed = fmt.Sprintf("gVisor did not report within %v that the command starts", r.b.times.start)
+			}
 			return e
 		case <-r.b.ending:
 			e.closed = true
