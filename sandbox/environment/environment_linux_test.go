@@ -3,6 +3,7 @@
 package environment_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -690,6 +691,39 @@ func killedAgentEndsTheEnvironment(t *testing.T, h host) {
 	_, err := e.Exec(t.Context(), command("kill -9 $PPID; sleep 1000"), sandbox.Stdio{}, nil)
 	if !errors.Is(err, environment.ErrEnded) {
 		t.Errorf("got %v, want ErrEnded", err)
+	}
+}
+
+// TestShortageOfFilesFailsTheCommand: when the agent cannot open pipes for another command, only that one fails. It needs
+// pipes for the command's streams and then one for the start; each number of free descriptors occurs.
+func TestShortageOfFilesFailsTheCommand(t *testing.T) {
+	h := host{"namespaces", func() sandbox.Backend { return namespace.New(namespace.Config{}) }, true}
+	for files := int64(40); files < 43; files++ {
+		e := h.start(t, func(s *sandbox.Spec) { s.Limits.OpenFiles = files })
+		var waiting sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		got := ""
+		for n := 0; n < 40 && got == ""; n++ {
+			read, write := io.Pipe()
+			ended := make(chan string, 1)
+			waiting.Go(func() {
+				var stderr bytes.Buffer
+				code, err := e.Exec(ctx, command("echo started; exec sleep 1000"), sandbox.Stdio{Stdout: write, Stderr: &stderr}, nil)
+				ended <- fmt.Sprintf("%d, %v: %s", code, err, &stderr)
+				write.Close()
+			})
+			if line, _ := bufio.NewReader(read).ReadString('\n'); line == "" {
+				got = <-ended
+			}
+		}
+		if !strings.HasPrefix(got, "126, <nil>: cloister: ") {
+			t.Errorf("%d files: got %q, want the exit code 126 and a reason", files, got)
+		}
+		cancel()
+		waiting.Wait()
+		if code, out := shell(t, e, "echo works"); code != 0 || out != "works\n" {
+			t.Errorf("%d files: got %d %q of the next command, want that it works", files, code, out)
+		}
 	}
 }
 

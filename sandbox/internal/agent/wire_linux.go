@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -51,13 +52,15 @@ func (s *server) serveWire() error {
 			return nil
 		}
 		c, theirs, err := openLocal(w, &r)
-		if err != nil {
-			return err
-		}
 		defer closeFiles(theirs)
 		mu.Lock()
 		calls[r.ID] = c
 		mu.Unlock()
+		if err != nil { // the other commands continue
+			stderr := c.ports[len(c.ports)-1]
+			_, _ = fmt.Fprintf(stderr, "cloister: pipes of the command: %v\n", err) // nobody may read it
+			return s.reply(Reply{ID: r.ID, Code: 126})
+		}
 		var fds []int
 		for _, f := range theirs {
 			fds = append(fds, int(f.Fd())) // blocking, as programs expect
@@ -97,38 +100,44 @@ func waitFor(rest *sync.WaitGroup, sent func() int64) {
 // A local is the streams of a command in the agent's kernel.
 type local struct {
 	ports   []*wire.Port // stdin, then outputs
-	stdin   *os.File
+	stdin   *os.File     // nil, without outputs, if there are no pipes
 	outputs []*os.File
 	copying sync.WaitGroup // of outputs
 }
 
-// openLocal makes the pipes of a command and connects them with its ports. theirs are the command's ends.
+// openLocal makes the pipes of a command and connects them with its ports. theirs are the command's ends. After an error
+// the ports are open nevertheless, since the other side has opened them.
 func openLocal(w *wire.Wire, r *Request) (c *local, theirs []*os.File, err error) {
-	var pipes [3][2]*os.File
-	for i := range pipes {
-		if pipes[i][0], pipes[i][1], err = os.Pipe(); err != nil {
-			for _, p := range pipes[:i] {
-				closeFiles(p[:])
-			}
-			return nil, nil, fmt.Errorf("pipe of a command: %w", err)
-		}
+	streams := 3
+	if r.Joined {
+		streams = 2
 	}
-	c = &local{stdin: pipes[0][1]}
-	in := w.Open(port(r.ID, 0))
+	c = &local{}
+	for i := range streams {
+		c.ports = append(c.ports, w.Open(port(r.ID, i)))
+	}
+	var ours []*os.File
+	for i := range streams {
+		read, write, err := os.Pipe()
+		if err != nil {
+			closeFiles(slices.Concat(ours, theirs))
+			return c, nil, err
+		}
+		if i == 0 {
+			read, write = write, read
+		}
+		ours, theirs = append(ours, read), append(theirs, write)
+	}
+	if r.Joined {
+		theirs = append(theirs, theirs[1])
+	}
+	c.stdin, c.outputs = ours[0], ours[1:]
 	go func() {
-		_ = in.Deliver(c.stdin) // the command may have closed it
+		_ = c.ports[0].Deliver(c.stdin) // the command may have closed it
 		c.stdin.Close()
 	}()
-	theirs, c.ports = []*os.File{pipes[0][0]}, []*wire.Port{in}
-	for i := 1; i < len(pipes); i++ {
-		if i == 2 && r.Joined {
-			closeFiles(pipes[i][:])
-			theirs = append(theirs, theirs[1])
-			break
-		}
-		out, from := w.Open(port(r.ID, i)), pipes[i][0]
-		c.ports, c.outputs, theirs = append(c.ports, out), append(c.outputs, from), append(theirs, pipes[i][1])
-		c.copying.Go(func() { _ = wire.CopyOutput(out, from) }) // nobody may want it any more
+	for i, from := range c.outputs {
+		c.copying.Go(func() { _ = wire.CopyOutput(c.ports[i+1], from) }) // nobody may want it any more
 	}
 	return c, theirs, nil
 }
