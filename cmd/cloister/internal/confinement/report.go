@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -50,8 +49,8 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 			result = "off"
 		}
 		k := Check{Result: result, Name: c.Name, Detail: c.Detail, Fix: c.Fix}
-		if code := codeInText.FindStringSubmatch(c.Detail); code != nil && !c.OK {
-			k.Code = code[1]
+		if !c.OK && strings.HasSuffix(c.Detail, " ("+noCgroup+")") {
+			k.Code = noCgroup
 		}
 		r.Checks = append(r.Checks, k)
 	}
@@ -75,8 +74,9 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 	return r, err
 }
 
-// codeInText matches the code at the end of a reason.
-var codeInText = regexp.MustCompile(`\(([a-z]+(?:_[a-z]+)+)\)$`)
+// noCgroup is the only code of protections that are off. Other details end in parentheses, too, such as the options of a
+// file system.
+const noCgroup = "cgroup_unavailable"
 
 // SetCode adds the code of the error of a probe to the check that failed.
 func (r *Report) SetCode(err error) {
