@@ -185,10 +185,14 @@ var backendCodes = [][3]string{
 	},
 	{
 		"kvm_permission",
-		"/dev/kvm cannot be opened, or only by user or group root",
+		"/dev/kvm cannot be opened, or only by user or group root, or must not create a machine",
 		"run as root in a container with that device; give it the group kvm and mode 660",
 	},
-	{"kvm_busy", "KVM cannot create a virtual machine", "end the other hypervisor that uses the processor"},
+	{
+		"kvm_busy",
+		"KVM cannot create a virtual machine while another hypervisor uses the processor",
+		"end the other hypervisor",
+	},
 	{"kvm_api", "the kernel has an unsupported version of the KVM API", "run a newer kernel"},
 	{
 		"cpu_no_virt",
@@ -197,7 +201,7 @@ var backendCodes = [][3]string{
 	},
 	{
 		"vm_probe_failed",
-		"no guest started within 10 s (emulated: 3 minutes)",
+		"KVM created no machine, or no guest started within 10 s (emulated: 3 minutes)",
 		"read the message, which includes the guest's console",
 	},
 	{

@@ -40,7 +40,7 @@ func checkKVM(device, cpuinfo string) error {
 	}
 	machine, err := unix.IoctlRetInt(fd, kvmCreateVM)
 	if err != nil {
-		return preflight.Fail(preflight.KVMBusy, "%s: create a machine: %v; another hypervisor may hold VT-x or AMD-V", device, err)
+		return explainCreate(device, err)
 	}
 	unix.Close(machine)
 	text, err := os.ReadFile(cpuinfo)
@@ -64,6 +64,17 @@ func explainOpen(device string, err error) error {
 			"that device", device, os.Geteuid(), err)
 	}
 	return preflight.Fail(preflight.KVMMissing, "open %s: %v; %s", device, err, instead)
+}
+
+func explainCreate(device string, err error) error {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return preflight.Fail(preflight.KVMBusy, "%s: create a machine: %v; another hypervisor may hold VT-x or AMD-V", device, err)
+	case errors.Is(err, fs.ErrPermission):
+		return preflight.Fail(preflight.KVMPermission, "%s: create a machine as user %d: %v; a security module or a seccomp filter, such as a "+
+			"container's, may forbid it", device, os.Geteuid(), err)
+	}
+	return preflight.Fail(preflight.VMProbe, "%s: create a machine: %v; %s", device, err, instead)
 }
 
 // virtualizes reports whether /proc/cpuinfo lists the flag of VT-x or AMD-V. Without any flags, as on processors other

@@ -28,6 +28,10 @@ func TestPreflightHasCodes(t *testing.T) {
 		"not permitted": {explainOpen("/dev/kvm", syscall.EPERM), preflight.KVMPermission},
 		"no driver":     {explainOpen("/dev/kvm", syscall.ENODEV), preflight.KVMMissing},
 		"another":       {checkKVM("/dev/null", cpuinfo), preflight.KVMAPI},
+		"busy":          {explainCreate("/dev/kvm", syscall.EBUSY), preflight.KVMBusy},
+		"forbidden":     {explainCreate("/dev/kvm", syscall.EPERM), preflight.KVMPermission},
+		"denied":        {explainCreate("/dev/kvm", syscall.EACCES), preflight.KVMPermission},
+		"no memory":     {explainCreate("/dev/kvm", syscall.ENOMEM), preflight.VMProbe},
 	} {
 		if got := preflight.Code(c.err); got != c.want {
 			t.Errorf("%s: got code %q of %v, want %q", name, got, c.err, c.want)
