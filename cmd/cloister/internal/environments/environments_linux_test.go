@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -64,6 +65,20 @@ func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 	sweeping.Wait()
 	left := must.Get(os.ReadDir(filepath.Join(filepath.Dir(all), "moving")))(t)
 	expect.That(t, len(left) == 0, "left in the directory of moves: %v", left)
+}
+
+// TestSweepNeedsNoNamespaces: a command removes what a killed supervisor left also if the probe of namespaces fails, as it
+// does in this program.
+func TestSweepNeedsNoNamespaces(t *testing.T) {
+	_, err := namespace.New(namespace.Config{}).Probe(t.Context())
+	expect.That(t, err != nil, "the probe succeeds")
+	all := t.TempDir()
+	dir := filepath.Join(all, "sandboxes", "dev")
+	must.Succeed(t, os.MkdirAll(dir, 0o700))
+	must.Succeed(t, must.Get(localworker.Hold(dir, true))(t).Close())
+	must.Succeed(t, write(dir, &State{}))
+	expect.Error(t, sweep(filepath.Dir(dir)), nil, "sweep")
+	expect.Error(t, expect.Err(os.Stat(dir)), os.ErrNotExist, "the directory after the sweep")
 }
 
 // TestKilledSupervisorIsAwaited: a supervisor that was killed keeps its lock for a moment, in which it does not live.

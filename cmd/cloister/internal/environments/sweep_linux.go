@@ -48,8 +48,10 @@ func sweep(dir string) error {
 	}
 	localworker.Sweep(os.TempDir())
 	b := namespace.New(namespace.Config{})
-	_, err = b.Probe(context.Background()) // it removes control groups of dead processes
-	if err = errors.Join(err, b.Close()); err != nil {
+	// It begins by opening the control groups, which removes those of dead processes. Whether it then succeeds does not
+	// matter: the sandbox may have used another backend.
+	_, _ = b.Probe(context.Background())
+	if err = b.Close(); err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("remove what a killed sandbox left: %w", err))
 	}
 	return nil
