@@ -44,12 +44,20 @@ the supervisor is killed, the sandbox ends with it, and the next sandbox command
 	return cmd
 }
 
-// completeSandboxes completes the name of a sandbox as the first argument.
-func completeSandboxes(_ *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveDefault
+// completeSandbox completes the name of a sandbox as the first argument, and otherwise does what rest says.
+func completeSandbox(rest cobra.ShellCompDirective) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, rest
+		}
+		return environments.Names(typed), cobra.ShellCompDirectiveNoFileComp
 	}
-	return environments.Names(typed), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeSandboxes completes names of sandboxes that are no argument yet.
+func completeSandboxes(_ *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	names := slices.DeleteFunc(environments.Names(typed), func(name string) bool { return slices.Contains(args, name) })
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 func sandboxCreateCommand() *cobra.Command {
@@ -113,7 +121,7 @@ executed; 4 if the sandbox does not exist, 5 if it has ended, 6 after --timeout,
   cloister sandbox exec --session dev -- 'cd src && export CC=clang'
   cloister sandbox exec -it dev -- bash`,
 		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: completeSandboxes,
+		ValidArgsFunction: completeSandbox(cobra.ShellCompDirectiveDefault),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
 				return errors.New("write the name of a sandbox and, after --, a command")
@@ -284,7 +292,7 @@ func sandboxLogsCommand() *cobra.Command {
 sandbox denied follows when it has ended. The output of commands is not logged.`,
 		Example:           `  cloister sandbox logs dev`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeSandboxes,
+		ValidArgsFunction: completeSandbox(cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			lines, err := environments.Logs(args[0])
 			if err != nil {
