@@ -7,6 +7,7 @@
 //	socket      on which the supervisor takes requests, from this user only
 //	state.json  what the sandbox is, and how it ended
 //	log         its commands and their exit codes
+//	temp        the directory of temporary files in which a killed supervisor leaves its own
 //
 // A directory is created beside them, in "moving", and gets its name once it is locked. To be removed, it is first
 // moved back.
@@ -36,6 +37,7 @@ const (
 	socketFile = "socket"
 	stateFile  = "state.json"
 	logFile    = "log"
+	tempFile   = "temp"
 )
 
 // A State describes a sandbox. It is JSON for programs.

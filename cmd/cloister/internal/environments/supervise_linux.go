@@ -59,6 +59,9 @@ func (c *Config) supervise(ctx context.Context, dir string, ready func(*State) e
 		return err
 	}
 	defer s.log.close()
+	if err := noteTemp(dir); err != nil { // before anything is there
+		return err
+	}
 	if s.worker, err = localworker.Open(&c.Sandbox); err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func sweep(dir string) error {
 	if err != nil {
 		return exit.New(exit.Environment, err)
 	}
-	died, deadline := false, time.Now().Add(dyingTime)
+	died, temps, deadline := false, map[string]bool{}, time.Now().Add(dyingTime)
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		held, err := hold(path, deadline)
@@ -36,6 +36,9 @@ func sweep(dir string) error {
 		s, err := read(path)
 		if errors.Is(err, os.ErrNotExist) || err == nil && s.Running {
 			died = true
+			if temp, err := os.ReadFile(filepath.Join(path, tempFile)); err == nil && filepath.IsAbs(string(temp)) {
+				temps[string(temp)] = true
+			}
 			err = discard(path)
 		}
 		held.Close()
@@ -46,7 +49,9 @@ func sweep(dir string) error {
 	if !died {
 		return nil
 	}
-	localworker.Sweep(os.TempDir())
+	for temp := range temps {
+		localworker.Sweep(temp)
+	}
 	b := namespace.New(namespace.Config{})
 	// It begins by opening the control groups, which removes those of dead processes. Whether it then succeeds does not
 	// matter: the sandbox may have used another backend.
@@ -55,6 +60,15 @@ func sweep(dir string) error {
 		return exit.New(exit.Environment, fmt.Errorf("remove what a killed sandbox left: %w", err))
 	}
 	return nil
+}
+
+// noteTemp records where this process makes temporary files, for a sweep by another one with another $TMPDIR.
+func noteTemp(dir string) error {
+	temp, err := filepath.Abs(os.TempDir())
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, tempFile), []byte(temp), 0o600)
 }
 
 // dyingTime is how long killed supervisors may take to end.
