@@ -414,11 +414,12 @@ func TestWorkspacesFitIntoMachines(t *testing.T) {
 	}
 }
 
-// TestFeaturesAreListed: a backend claims no feature of its guest but those that it passes on.
+// TestFeaturesAreListed: a backend claims those features of its guest that it passes on, and no others.
 func TestFeaturesAreListed(t *testing.T) {
 	inside := &sandbox.Features{
-		Audits: []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditFull, "new"}, Limits: append(slices.Clone(sandbox.AllLimits), "new"),
-		Conditions: []sandbox.Condition{"new"},
+		Audits:     []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations, sandbox.AuditFull, "new"},
+		Limits:     append(slices.Clone(sandbox.AllLimits), "new"),
+		Conditions: append(slices.Clone(sandbox.AllConditions), "new"),
 	}
 	v := reflect.ValueOf(inside).Elem()
 	for _, field := range v.Fields() {
@@ -435,7 +436,8 @@ func TestFeaturesAreListed(t *testing.T) {
 			t.Errorf("%s: got %t", field.Name, value.Bool())
 		}
 	}
-	if !slices.Equal(got.Audits, []sandbox.Audit{sandbox.AuditViolations}) || !slices.Equal(got.Limits, sandbox.AllLimits) || len(got.Conditions) > 0 {
+	if !slices.Equal(got.Audits, []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditOff}) || !slices.Equal(got.Limits, sandbox.AllLimits) ||
+		!slices.Equal(got.Conditions, sandbox.AllConditions) {
 		t.Errorf("got audits %q, limits %q, conditions %q", got.Audits, got.Limits, got.Conditions)
 	}
 }
