@@ -19,7 +19,7 @@ import (
 const (
 	renewBatch   = 100         // most blobs and results that are renewed in one round
 	renewPause   = time.Second // between rounds
-	renewFailure = time.Minute // pause after the upstream failed
+	renewFailure = time.Minute // pause after the upstream or every entry failed
 	samplePause  = time.Minute // between samples
 	sampleSize   = 16          // blobs of a sample
 	maxDue       = 1 << 16     // blobs and results that wait to be renewed
@@ -198,6 +198,9 @@ func (o *Overlay) renewUsed() {
 			pause, size = renewFailure, max(len(due)/2, 1)
 			continue
 		}
+		if failed > 0 && failed == len(due) {
+			pause = renewFailure // their next use may be soon
+		}
 		size = min(2*size, renewBatch)
 		o.count(func(st *Stats) { st.Renewed += int64(len(due) - failed) })
 		if _, restored, err := o.renew(sample); err == nil && restored > 0 {
@@ -207,16 +210,17 @@ func (o *Overlay) renewUsed() {
 }
 
 // renew renews entries in the upstream. It sends local blobs that are absent there, and returns their number. It does
-// not send absent results, because somebody may have removed them. It also returns the number of results whose lookup
-// failed. Only their next use retries them, since some lookups may always fail. A refused lookup does not count as
-// failed: the upstream would refuse every result at every use.
+// not send absent results, because somebody may have removed them. It also returns the number of blobs that it could not
+// send and of results whose lookup failed. Only their next use retries them, since some may always fail. A refused
+// lookup does not count as failed: the upstream would refuse every result at every use.
 func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 	for instance, ds := range blobsByInstance(entries) {
 		s, err := o.store(instance)
 		if err != nil {
 			return 0, restored, err
 		}
-		n, err := s.renewBlobs(o.ctx, ds)
+		f, n, err := s.renewBlobs(o.ctx, ds)
+		failed += f
 		if restored += n; err != nil {
 			return 0, restored, err
 		}
@@ -244,11 +248,11 @@ func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 }
 
 // renewBlobs is renew for the blobs of one instance, except pending ones.
-func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (restored int, err error) {
+func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (failed, restored int, err error) {
 	// The local store may have got blobs of other functions before it had an upstream.
 	ds = slices.DeleteFunc(s.o.unlisted(s.name, ds), func(d cas.Digest) bool { return s.checkFunction(d) != nil })
 	if len(ds) == 0 {
-		return 0, nil
+		return 0, 0, nil
 	}
 	renew := s.upstream.Store.Missing
 	if r, ok := cas.As[cas.Renewer](s.upstream.Store); ok {
@@ -256,36 +260,41 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (restored int, 
 	}
 	absent, err := renew(ctx, ds)
 	if err != nil || len(absent) == 0 {
-		return 0, err
+		return 0, 0, err
 	}
 	gone, err := s.local.Store.Missing(ctx, absent)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	lost := without(absent, setOf(gone))
 	if len(lost) == 0 {
-		return 0, nil
+		return 0, 0, nil
 	}
-	failed := s.send(ctx, lost, unpaced)
+	errs := s.send(ctx, lost, unpaced)
 	large := map[cas.Digest]bool{} // not lost: the upstream never had them
-	maps.DeleteFunc(failed, func(d cas.Digest, failure error) bool {
+	maps.DeleteFunc(errs, func(d cas.Digest, failure error) bool {
 		large[d] = tooLarge(failure)
 		return large[d]
 	})
 	lost = without(lost, large)
 	if len(lost) == 0 {
-		return 0, nil
+		return 0, 0, nil
 	}
-	for _, failure := range failed {
+	for _, failure := range errs {
 		if errors.Is(failure, cas.ErrUnavailable) {
 			err = failure
 		}
 	}
-	restored = len(lost) - len(failed)
+	if err == nil { // otherwise all are retried
+		for d := range errs {
+			s.o.uses.unsee(entry{blob, s.name, d})
+		}
+	}
+	failed, restored = len(errs), len(lost)-len(errs)
 	s.o.count(func(st *Stats) { st.Restored += int64(restored) })
 	s.o.warn("the upstream has lost blobs, or cannot renew them; sent them again from the local store",
-		"blobs", restored, "failed", len(failed), "instance", s.name, "first", lost[0].String())
-	return restored, err
+		"blobs", restored, "failed", failed, "instance", s.name, "first", lost[0].String())
+	return failed, restored, err
 }
 
 // unlisted returns the blobs of ds that are not pending.

@@ -311,6 +311,37 @@ func TestFailedResultIsRenewedAtItsNextUse(t *testing.T) {
 	})
 }
 
+// TestLostBlobIsSentAtItsNextUse checks that a blob that the upstream has lost and has no room for does not count as
+// renewed, and does not wait for the next interval.
+func TestLostBlobIsSentAtItsNextUse(t *testing.T) {
+	for _, refusal := range []error{cas.ErrUpstreamFull, cas.ErrDenied} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, overlay.WriteThrough)
+			var ds []cas.Digest
+			for i := range 10 {
+				_, d := put(t, p.store, byte(i), 100)
+				ds = append(ds, d)
+			}
+			time.Sleep(13 * time.Hour)
+			for _, d := range ds {
+				p.upstream.Delete(d)
+			}
+			p.faultyUpstream.Fail(refusal, faulty.PutAll)
+			for range 30 {
+				wantMissing(t, "used", p.store, ds, nil)
+				time.Sleep(2 * time.Second)
+			}
+			expect.Equal(t, p.Stats().Renewed, 0, "%v: renewals", refusal)
+			expect.Equal(t, p.faultyUpstream.Calls(faulty.PutAll), 1, "%v: attempts in a minute", refusal)
+			p.faultyUpstream.Heal()
+			wantMissing(t, "used", p.store, ds, nil)
+			time.Sleep(time.Minute)
+			wantMissing(t, refusal.Error()+": upstream", p.upstream, ds, nil)
+			expect.Equal(t, p.Stats().Renewed, 10, "%v: renewals afterwards", refusal)
+		})
+	}
+}
+
 // TestRefusedResultsAreRenewedOncePerInterval checks that an upstream that refuses lookups does not get one for each
 // local use.
 func TestRefusedResultsAreRenewedOncePerInterval(t *testing.T) {
