@@ -21,6 +21,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,8 +60,10 @@ type Config struct {
 	// RenewInterval is the interval in which the local leases of pending writes are renewed. It must be less than the
 	// lease time of the local store; 0 means an hour.
 	RenewInterval time.Duration
-	// UpstreamInterval is the interval in which locally used blobs and results are renewed in the upstream. 0 means an
-	// eighth of the cas.Renewer's lifetime if the upstream has one, else 12 hours; a negative interval renews nothing.
+	// UpstreamInterval is the interval in which locally used blobs and results are renewed in the upstream; a negative
+	// interval renews nothing. 0 means, if the upstream is a cas.Renewer, an eighth of its lifetime, or 12 hours if it
+	// has none; for other upstreams, such as a server with leases of unknown length, RenewInterval, but between a minute
+	// and an hour.
 	UpstreamInterval time.Duration
 	// Log receives background errors; nil discards them.
 	Log *slog.Logger
@@ -173,11 +176,11 @@ func (c *Config) upstreamInterval() time.Duration {
 		return c.UpstreamInterval
 	}
 	if in, err := c.Upstream(""); err == nil {
-		if r, ok := cas.As[cas.Renewer](in.Store); ok && r.Lifetime() > 0 {
-			return r.Lifetime() / 8
+		if r, ok := cas.As[cas.Renewer](in.Store); ok {
+			return cmp.Or(r.Lifetime()/8, 12*time.Hour)
 		}
 	}
-	return 12 * time.Hour
+	return min(max(c.RenewInterval, time.Minute), time.Hour)
 }
 
 // openFiles opens the journal and the list of unsent blobs.

@@ -134,6 +134,36 @@ func TestUsedBlobsDoNotExpire(t *testing.T) {
 	}
 }
 
+// A leasingStore is an expiringStore that renews blobs when it is queried, like a server with leases.
+type leasingStore struct {
+	cas.Store
+	blobs *expiringStore
+}
+
+func (l leasingStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return l.blobs.Renew(ctx, ds)
+}
+
+// TestUsedBlobsKeepTheirLeases checks that local uses renew a blob in a server with the default lease of serve.
+func TestUsedBlobsKeepTheirLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		blobs := &expiringStore{
+			Memory: castest.NewMemory(), lifetime: 3 * time.Hour, changed: map[cas.Digest]time.Time{},
+		}
+		local := castest.NewMemory()
+		s := instance(t, open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(leasingStore{blobs, blobs}, blobs), RenewInterval: 8 * time.Hour,
+		})).Store
+		_, d := put(t, s, 1, 100)
+		for range 24 * 6 {
+			wantMissing(t, "used", s, []cas.Digest{d}, nil)
+			time.Sleep(10 * time.Minute)
+			blobs.expire()
+			must.Be(t, has(t, blobs.Memory, d), "the upstream has deleted a blob that is used")
+		}
+	})
+}
+
 // TestEmptiedUpstreamIsFilled checks that blobs used locally return to an upstream that somebody has emptied, although
 // the overlay has just sent them.
 func TestEmptiedUpstreamIsFilled(t *testing.T) {
@@ -271,19 +301,19 @@ func TestPendingBlobsAreNotRenewed(t *testing.T) {
 	})
 }
 
-// TestUsedResultsAreRenewed checks that a local result is looked up in the upstream once in an interval, and not sent
-// again: somebody may have removed it.
+// TestUsedResultsAreRenewed checks that a local result is looked up in the upstream once in an interval of an hour, and
+// not sent again: somebody may have removed it.
 func TestUsedResultsAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		action := cas.SHA256.Sum([]byte("a"))
 		must.Succeed(t, p.local.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3}))
-		for range 36 {
+		for range 12 * 3 {
 			expect.Equal(t, must.Get(p.actions.Lookup(t.Context(), action))(t).ExitCode, 3)
-			time.Sleep(time.Hour)
+			time.Sleep(5 * time.Minute)
 		}
 		if n := p.faultyUpstream.Calls(faulty.Lookup); n != 3 || p.faultyUpstream.Calls(faulty.Record) != 0 {
-			t.Errorf("got %d upstream lookups in 36 hours, and %d records; want 3 and 0", n,
+			t.Errorf("got %d upstream lookups in 3 hours, and %d records; want 3 and 0", n,
 				p.faultyUpstream.Calls(faulty.Record))
 		}
 	})
@@ -301,7 +331,7 @@ func TestFailedResultIsRenewedAtItsNextUse(t *testing.T) {
 		p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Lookup)
 		for use := range 3 {
 			must.Get(p.actions.Lookup(t.Context(), action))(t)
-			time.Sleep(time.Hour)
+			time.Sleep(10 * time.Minute)
 			n, s := p.faultyUpstream.Calls(faulty.Lookup), p.Stats()
 			if n != min(use+1, 2) || s.Renewed != int64(min(use, 1)) {
 				t.Errorf("after %d uses: got %d upstream lookups and %d renewals", use+1, n, s.Renewed)
@@ -351,11 +381,11 @@ func TestRefusedResultsAreRenewedOncePerInterval(t *testing.T) {
 			action := cas.SHA256.Sum([]byte("a"))
 			must.Succeed(t, p.local.Record(t.Context(), action, &repb.ActionResult{}))
 			p.faultyUpstream.Fail(refusal, faulty.Lookup)
-			for range 36 {
+			for range 12 * 3 {
 				must.Get(p.actions.Lookup(t.Context(), action))(t)
-				time.Sleep(time.Hour)
+				time.Sleep(5 * time.Minute)
 			}
-			expect.Equal(t, p.faultyUpstream.Calls(faulty.Lookup), 3, "%v: upstream lookups in 36 hours", refusal)
+			expect.Equal(t, p.faultyUpstream.Calls(faulty.Lookup), 3, "%v: upstream lookups in 3 hours", refusal)
 		})
 	}
 }
