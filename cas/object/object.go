@@ -232,5 +232,5 @@ func (c *Client) Instance(name string) (*cas.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &cas.Instance{Name: name, Store: s, Actions: s}, nil
+	return &cas.Instance{Name: name, Store: instance{s}, Actions: s}, nil
 }

@@ -643,6 +643,26 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 	})
 }
 
+// TestAbsentDoesNotRenew checks the query of package overlay, which an old object does not delay.
+func TestAbsentDoesNotRenew(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		c := s.open(t, object.Config{URL: s.url("&expire_days=10")})
+		b, d := castest.Blob(1, 1000)
+		_, absent := castest.Blob(2, 1000)
+		put(t, named(t, c, ""), b)
+		s.replace(t, s.only(t), b, time.Now().Add(-9*24*time.Hour))
+		in := must.Get(c.Instance(""))(t).Store.(interface {
+			cas.Renewer
+			Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error)
+		})
+		got := must.Get(in.Absent(t.Context(), []cas.Digest{d, absent, absent}))(t)
+		expect.That(t, slices.Equal(got, []cas.Digest{absent}), "got %v absent, want %v", got, absent)
+		expect.Equal(t, s.called("copy"), 0, "copies by a query")
+		must.Get(in.Renew(t.Context(), []cas.Digest{d}))(t)
+		expect.Equal(t, s.called("copy"), 1, "copies by Renew")
+	})
+}
+
 // TestOneObjectDoesNotFailOthers checks that an object that the bucket cannot find, read or copy is missing, so that it
 // is put again, and that a query for others does not fail because of it.
 func TestOneObjectDoesNotFailOthers(t *testing.T) {

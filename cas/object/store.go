@@ -82,6 +82,27 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) 
 
 // Missing implements cas.Store with a call for each digest.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return s.missing(ctx, ds, s.present)
+}
+
+// An instance is a Store with an optional interface for package overlay.
+type instance struct{ *Store }
+
+// Unwrap implements cas.Unwrapper.
+func (s instance) Unwrap() cas.Store { return s.Store }
+
+// Absent is Missing without renewals, so that no copy of an object delays it.
+func (s instance) Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return s.missing(ctx, ds, func(ctx context.Context, d cas.Digest) error {
+		_, err := s.find(ctx, fmt.Sprintf("find blob %s", d), d)
+		return err
+	})
+}
+
+// missing returns the digests of ds for which present returns cas.ErrNotFound, in order and without duplicates.
+func (s *Store) missing(ctx context.Context, ds []cas.Digest, present func(context.Context, cas.Digest) error) (
+	[]cas.Digest, error,
+) {
 	if err := cas.CheckDigests(ds...); err != nil {
 		return nil, err
 	}
@@ -93,7 +114,7 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 		}
 		seen[d] = true
 	}
-	return absentOf(ctx, query, s.present)
+	return absentOf(ctx, query, present)
 }
 
 // absentOf returns the digests of ds for which f returns cas.ErrNotFound, in order.
@@ -123,10 +144,18 @@ func absentOf(ctx context.Context, ds []cas.Digest, f func(context.Context, cas.
 
 // present returns nil if the bucket has d and keeps it, and otherwise cas.ErrNotFound.
 func (s *Store) present(ctx context.Context, d cas.Digest) error {
-	key := s.key(blobs, d)
 	what := fmt.Sprintf("find blob %s", d)
-	var info minio.ObjectInfo
-	err := s.do(ctx, "head", what, func(ctx context.Context) (err error) {
+	info, err := s.find(ctx, what, d)
+	if err != nil {
+		return err
+	}
+	return s.renew(ctx, what, s.key(blobs, d), info)
+}
+
+// find returns the metadata of the object of d, or cas.ErrNotFound if it is absent or unusable.
+func (s *Store) find(ctx context.Context, what string, d cas.Digest) (info minio.ObjectInfo, err error) {
+	key := s.key(blobs, d)
+	err = s.do(ctx, "head", what, func(ctx context.Context) (err error) {
 		info, err = s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
 		return err
 	})
@@ -141,13 +170,13 @@ func (s *Store) present(ctx context.Context, d cas.Digest) error {
 		}
 	}
 	if err != nil {
-		return err
+		return info, err
 	}
 	// A damaged blob counts as absent, so that it is put again.
 	if info.Size != d.Size() || s.isDamaged(key) {
-		return fmt.Errorf("%s in %s: the object is damaged: %w", what, s.target, cas.ErrNotFound)
+		return info, fmt.Errorf("%s in %s: the object is damaged: %w", what, s.target, cas.ErrNotFound)
 	}
-	return s.renew(ctx, what, key, info)
+	return info, nil
 }
 
 // maxCopy is the size in bytes of the largest object that S3 copies in one call. Google has no limit.

@@ -155,9 +155,7 @@ func (s *splicer) fetchChunks(ctx context.Context, chunks []cas.Digest) error {
 	wanted := absent
 	if s.o.config.Policy == WriteBack {
 		var nowhere []cas.Digest
-		nowhere, err = query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
-			return s.upstream.Store.Missing(ctx, absent) // may outlive this call, so absent must not change
-		})
+		nowhere, err = s.queryMissing(ctx, absent)
 		wanted = without(absent, setOf(nowhere))
 	}
 	if err == nil {

@@ -76,6 +76,11 @@ type copier interface {
 	Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absent []cas.Digest, err error)
 }
 
+// An absenter is an optional interface of a cas.Renewer. Absent is Missing without renewals, which may be slow.
+type absenter interface {
+	Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error)
+}
+
 // An unbatched is an optional interface of an upstream store that makes a call for each blob of a batch. Calls returns
 // the number that run in parallel.
 type unbatched interface{ Calls() int }

@@ -50,6 +50,31 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 	}
 }
 
+// queryMissing queries which blobs of ds, which are not local, are absent from the upstream. With WriteBack, slow
+// renewals do not delay it: those found are renewed in the background. It keeps ds.
+func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	missing, a := s.upstream.Store.Missing, s.absenter()
+	if a != nil {
+		missing = a.Absent
+	}
+	absent, err := query(ctx, s.o, len(ds), func(ctx context.Context) ([]cas.Digest, error) {
+		return missing(ctx, ds)
+	})
+	if a != nil && err == nil {
+		s.o.uses.add(blob, s.name, without(ds, setOf(absent))...)
+	}
+	return absent, err
+}
+
+// absenter returns the upstream if queries use it without renewals, otherwise nil.
+func (s *store) absenter() absenter {
+	if s.o.config.Policy == WriteThrough || s.o.uses.interval <= 0 {
+		return nil
+	}
+	a, _ := cas.As[absenter](s.upstream.Store)
+	return a
+}
+
 // unanswered reports whether a query that failed with err is answered without the upstream, and counts it. With
 // WriteBack, it is if the upstream is unusable or refuses to renew a blob.
 func (s *store) unanswered(err error) bool {

@@ -80,9 +80,7 @@ func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	missing := s.suspect(ds, absent)
 	s.addUses(ds, absent, missing)
 	if absent = without(absent, missing); len(absent) > 0 {
-		found, err := query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
-			return s.upstream.Store.Missing(ctx, absent)
-		})
+		found, err := s.queryMissing(ctx, absent)
 		if s.unanswered(err) {
 			found = absent
 		} else if err != nil {

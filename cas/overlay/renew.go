@@ -210,8 +210,8 @@ func (o *Overlay) renewUsed() {
 }
 
 // renew renews entries in the upstream. It sends local blobs that are absent there, and returns their number. It does
-// not send absent results, because somebody may have removed them. It also returns the number of blobs that it could not
-// send and of results whose lookup failed. Only their next use retries them, since some may always fail. A refused
+// not send absent results, because somebody may have removed them. It also returns the number of blobs that it could
+// not send and of results whose lookup failed. Only their next use retries them, since some may always fail. A refused
 // lookup does not count as failed: the upstream would refuse every result at every use.
 func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 	for instance, ds := range blobsByInstance(entries) {
@@ -265,6 +265,9 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (failed, restor
 	gone, err := s.local.Store.Missing(ctx, absent)
 	if err != nil {
 		return 0, 0, err
+	}
+	if s.absenter() != nil { // queries have reported them present
+		s.notRenewed(gone)
 	}
 	lost := without(absent, setOf(gone))
 	if len(lost) == 0 {

@@ -164,6 +164,57 @@ func TestUsedBlobsKeepTheirLeases(t *testing.T) {
 	})
 }
 
+// A slowRenewer takes a minute to renew one of its blobs, also when it is queried, unless the query renews nothing.
+type slowRenewer struct {
+	*expiringStore
+	slow, bad cas.Digest // bad cannot be renewed
+}
+
+func (s *slowRenewer) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return s.Renew(ctx, ds)
+}
+
+func (s *slowRenewer) Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return s.expiringStore.Missing(ctx, ds)
+}
+
+func (s *slowRenewer) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if slices.Contains(ds, s.slow) {
+		time.Sleep(time.Minute)
+	}
+	absent, err := s.expiringStore.Renew(ctx, ds)
+	if slices.Contains(ds, s.bad) {
+		absent = append(absent, s.bad)
+	}
+	return absent, err
+}
+
+// TestSlowRenewalsDoNotDelayQueries checks that with WriteBack, blobs that only the upstream has are renewed in the
+// background, and that those that cannot be renewed are then missing.
+func TestSlowRenewalsDoNotDelayQueries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		upstream := &slowRenewer{expiringStore: &expiringStore{
+			Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
+		}}
+		_, upstream.slow = put(t, upstream, 1, 100)
+		_, upstream.bad = put(t, upstream, 2, 100)
+		_, other := put(t, upstream, 3, 100)
+		time.Sleep(13 * time.Hour)
+		local := castest.NewMemory()
+		s := instance(t, open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
+		})).Store
+		wantMissing(t, "at first", s, []cas.Digest{upstream.slow, upstream.bad}, nil)
+		wantMissing(t, "meanwhile", s, []cas.Digest{other}, nil)
+		time.Sleep(2 * time.Minute)
+		wantMissing(t, "afterwards", s, []cas.Digest{upstream.slow, upstream.bad}, []cas.Digest{upstream.bad})
+		put(t, s, 2, 100)
+		wantMissing(t, "put again", s, []cas.Digest{upstream.bad}, nil)
+		time.Sleep(12 * time.Hour)
+		wantMissing(t, "upstream after a lifetime", upstream.expiringStore, []cas.Digest{upstream.slow}, nil)
+	})
+}
+
 // TestEmptiedUpstreamIsFilled checks that blobs used locally return to an upstream that somebody has emptied, although
 // the overlay has just sent them.
 func TestEmptiedUpstreamIsFilled(t *testing.T) {

@@ -23,7 +23,7 @@ const maxSuspects = 1 << 16
 // finds unread ones again, and the next use sends others.
 type suspects struct {
 	mu       sync.Mutex
-	unread   map[key]bool // guarded by mu; the upstream claims to have them but failed to deliver them
+	unread   map[key]bool // guarded by mu; the upstream claims to have them but failed to deliver or to renew them
 	unqueued map[key]bool // guarded by mu; they are local, but could not be queued
 	// results are local results that could not be queued. Lookups find them, so nobody records them again: queueResults
 	// queues them.
@@ -56,6 +56,16 @@ func (s *store) recordFetch(d cas.Digest, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	addSuspect(u.unread, k)
+}
+
+// notRenewed records blobs that are not local and that the upstream cannot renew.
+func (s *store) notRenewed(ds []cas.Digest) {
+	u := &s.o.suspect
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, d := range ds {
+		addSuspect(u.unread, key{s.name, d})
+	}
 }
 
 // notQueued records local blobs that nothing will send: putting them has returned an error.
