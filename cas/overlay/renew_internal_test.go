@@ -43,6 +43,26 @@ func TestUsesBeyondTheQueueAreRenewedLater(t *testing.T) {
 	}
 }
 
+// TestRestsShortenGradually checks that the sender does not reach full speed at once, and reaches it.
+func TestRestsShortenGradually(t *testing.T) {
+	for _, c := range []struct {
+		waited time.Duration
+		n      int
+		want   float64
+	}{
+		{0, 1, 1},
+		{5 * time.Minute, 100_000, 1},
+		{10 * time.Minute, 1, 0.5},
+		{0, 200_000, 0.5},
+		{6 * time.Minute, 250_000, 0.25},
+		{15 * time.Minute, 1, 0},
+		{0, 300_000, 0},
+		{24 * time.Hour, 1_000_000, 0},
+	} {
+		expect.Equal(t, restShare(c.waited, c.n), c.want, "share after %v with %d entries", c.waited, c.n)
+	}
+}
+
 // TestRepeatedWritesAreBounded checks that repeated writes of the same blobs do not accumulate
 // while nobody takes entries.
 func TestRepeatedWritesAreBounded(t *testing.T) {

@@ -21,16 +21,17 @@ const (
 )
 
 // Sending costs as much as writing, or more if the upstream is on the same machine. Therefore, while the overlay is in
-// use, the sender rests between small rounds and while it reads large blobs. It stops resting when entries have waited
-// for maxPatience.
+// use, the sender rests between small rounds and while it reads large blobs. Beyond maxPatience or maxBacklog it rests for
+// less, so that it reaches full speed gradually.
 const (
 	busyShare   = 4                      // a round uses this part of an unbatched upstream's calls
 	busyRest    = 30                     // maximum rest, as a multiple of the time of the round
 	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
 	idleAfter   = 200 * time.Millisecond // time since the last use after which the overlay is not in use
-	maxPatience = 5 * time.Minute        // age of the oldest entry from which on the sender does not rest
-	maxBacklog  = 100_000                // number of entries from which on it does not rest
+	maxPatience = 5 * time.Minute        // age of the oldest entry up to which rests are full,
+	maxBacklog  = 100_000                // and number of entries
+	noRest      = 3                      // multiple of maxPatience and maxBacklog from which on there are none
 )
 
 // used records that the overlay is in use. Every call of a store does this, so it reads no clock and rarely writes.
@@ -48,13 +49,20 @@ func (o *Overlay) busy() bool {
 	return time.Since(time.Unix(0, o.lastUse.Load())) < idleAfter && !o.draining.Load()
 }
 
-// hurried reports whether the sender does not rest because the oldest entry, written at since, has waited too long.
-func (o *Overlay) hurried(since time.Time) bool {
-	return time.Since(since) > maxPatience || o.pending.len() > maxBacklog
+// restShare returns the part of a full rest, between 0 and 1, that the sender takes when the oldest of n entries has
+// waited for a time.
+func restShare(waited time.Duration, n int) float64 {
+	excess := max(float64(waited)/float64(maxPatience), float64(n)/maxBacklog)
+	return min(max((noRest-excess)/(noRest-1), 0), 1)
 }
 
-// rest pauses after a round that took a time and sent entries.
-func (o *Overlay) rest(took time.Duration, entries []entry) {
+// shorten returns d, or less if entries, the oldest of which was written at since, have waited for long.
+func (o *Overlay) shorten(d time.Duration, since time.Time) time.Duration {
+	return time.Duration(restShare(time.Since(since), o.pending.len()) * float64(d))
+}
+
+// rest pauses after a round that took a time and sent entries, the oldest of which was written at since.
+func (o *Overlay) rest(took time.Duration, entries []entry, since time.Time) {
 	var limit time.Duration
 	for _, e := range entries {
 		limit += restEach
@@ -62,7 +70,7 @@ func (o *Overlay) rest(took time.Duration, entries []entry) {
 			limit += time.Duration(e.bytes()) * restPerMiB >> 20
 		}
 	}
-	o.pause(min(busyRest*took, limit))
+	o.pause(o.shorten(min(busyRest*took, limit), since))
 }
 
 // pause waits while the overlay is in use, for d at most.
@@ -84,10 +92,12 @@ type pacedReader struct {
 }
 
 func (r *pacedReader) Read(p []byte) (int, error) {
-	if r.read >= smallBlob && !r.o.hurried(r.since) {
-		r.o.pacing <- struct{}{}
-		r.o.pause(time.Duration(r.read) * restPerMiB >> 20)
-		<-r.o.pacing
+	if r.read >= smallBlob {
+		if d := r.o.shorten(time.Duration(r.read)*restPerMiB>>20, r.since); d > 0 {
+			r.o.pacing <- struct{}{}
+			r.o.pause(d)
+			<-r.o.pacing
+		}
 		r.read = 0
 	}
 	n, err := r.Reader.Read(p[:min(len(p), smallBlob)])
@@ -126,9 +136,7 @@ func (o *Overlay) sendPending() {
 			backoff = minBackoff
 		}
 		if err == nil {
-			if !o.hurried(since) {
-				o.rest(time.Since(began), entries)
-			}
+			o.rest(time.Since(began), entries, since)
 			continue
 		}
 		o.warn("cannot send to the upstream yet", "pending", o.pending.len(), "err", err)

@@ -451,7 +451,7 @@ func TestSenderRests(t *testing.T) {
 		}
 		disconnect(slow)
 		fill()
-		sentWhile(true, 6*time.Minute)
+		sentWhile(true, 16*time.Minute)
 		slow.Heal()
 		if sentWhile(true, 40*time.Second); upstream.Len() != 2*blobs {
 			t.Errorf("after an outage: %d of %d blobs were sent", upstream.Len()-blobs, blobs)
