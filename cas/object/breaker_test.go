@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -122,6 +121,14 @@ func denied(string, *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
+// noBucket is the answer of a server without the bucket. A response to HEAD has no body.
+func noBucket(string, *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	w.Header().Set("X-Minio-Error-Code", "NoSuchBucket")
+	refuse(w, 404, "NoSuchBucket", "")
+	return w.Result(), nil
+}
+
 // wantDown checks that calls of every kind fail at once with an error that is kind, and send nothing.
 func (b *bubble) wantDown(t *testing.T, kind error, why string) {
 	t.Helper()
@@ -157,6 +164,7 @@ func TestDownBucketIsNotCalled(t *testing.T) {
 		"frozen": {frozen, cas.ErrUnavailable, "no answer for", 2, 31 * time.Second},
 		"killed": {killed, cas.ErrUnavailable, "connection refused", 5, 5 * time.Second},
 		"denied": {denied, cas.ErrDenied, "AccessDenied", 1, time.Second},
+		"absent": {noBucket, object.ErrNoBucket, "create it", 1, time.Second},
 		"broken": {func(string, *http.Request) (*http.Response, error) {
 			w := httptest.NewRecorder()
 			refuse(w, 503, "ServiceUnavailable", "")
@@ -185,28 +193,51 @@ func TestDownBucketIsNotCalled(t *testing.T) {
 	}
 }
 
-// TestDeniedBucketDelaysWriteBack checks that with write-back, uploads and queries succeed while the bucket refuses all
-// requests, or only writes, which also renew objects. Afterwards the bucket gets everything.
-func TestDeniedBucketDelaysWriteBack(t *testing.T) {
-	for _, all := range []bool{true, false} {
-		t.Run(fmt.Sprint("all requests: ", all), func(t *testing.T) {
+// TestAbsentBucketIsUnavailable checks that the first call that finds no bucket opens the breaker, and that the calls
+// after it also have the code with which clients retry.
+func TestAbsentBucketIsUnavailable(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.respond(noBucket)
+		data, d := castest.Blob(2, 50)
+		for _, want := range []error{nil, cas.ErrUnavailable} {
+			err := b.store.Put(t.Context(), d, bytes.NewReader(data))
+			expect.That(t, errors.Is(err, object.ErrNoBucket) && (want == nil || errors.Is(err, want)),
+				"got %v, want ErrNoBucket and %v", err, want)
+			b.wantDown(t, cas.ErrUnavailable, "create it")
+		}
+	})
+}
+
+// TestRefusingBucketDelaysWriteBack checks that with write-back, uploads and queries succeed while the bucket refuses
+// all requests or only writes, which also renew objects, and while it does not exist. Afterwards the bucket gets
+// everything.
+func TestRefusingBucketDelaysWriteBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer func(string, *http.Request) (*http.Response, error)
+		all    bool // requests, not only writes
+	}{
+		"denied":        {denied, true},
+		"writes denied": {denied, false},
+		"absent":        {noBucket, true},
+	} {
+		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
-				c := must.Get(object.NewOver(t.Context(), object.Config{URL: b.url("&expire_days=10")}, b))(t)
-				defer c.Close()
+				client := must.Get(object.NewOver(t.Context(), object.Config{URL: b.url("&expire_days=10")}, b))(t)
+				defer client.Close()
 				time.Sleep(6 * 24 * time.Hour)
 				local := castest.NewMemory()
 				o := must.Get(overlay.New(overlay.Config{
 					Local: func(name string) (*cas.Instance, error) {
 						return &cas.Instance{Name: name, Store: local, Actions: local}, nil
 					},
-					Upstream: c.Instance, Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
+					Upstream: client.Instance, Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
 				}))(t)
 				in := must.Get(o.Instance(""))(t)
 				b.respond(func(kind string, r *http.Request) (*http.Response, error) {
-					if !all && (kind == "probe" || kind == http.MethodGet || kind == http.MethodHead) {
+					if !c.all && (kind == "probe" || kind == http.MethodGet || kind == http.MethodHead) {
 						return nil, nil
 					}
-					return denied(kind, r)
+					return c.answer(kind, r)
 				})
 				data, _ := castest.Blob(3, 1000)
 				d := put(t, in.Store, data)
@@ -221,7 +252,7 @@ func TestDeniedBucketDelaysWriteBack(t *testing.T) {
 						before = b.requests()
 					}
 				}
-				expect.That(t, !all || b.requests() == before, "%d requests, want none while the bucket is down", b.requests()-before)
+				expect.That(t, !c.all || b.requests() == before, "%d requests, want none while the bucket is down", b.requests()-before)
 				b.respond(nil)
 				must.Succeed(t, o.Close(t.Context()))
 				missing, err := b.store.Missing(t.Context(), []cas.Digest{d})

@@ -108,7 +108,11 @@ func (k *call) answered(what string, err error) error {
 	k.Time = time.Since(k.Began)
 	// If a caller gives up on a slow transfer, only the time since the last progress counts as waiting for the bucket.
 	k.client.health.Observe(k.ctx, time.Now().Add(-k.idle), err)
-	if down(err) != nil && k.Kind != probe {
+	switch {
+	case k.Kind == probe || down(err) == nil:
+	case errors.Is(err, ErrNoBucket): // no probe can say more
+		k.client.health.Fail(ErrNoBucket)
+	default:
 		k.client.health.Start() // does it answer anything?
 	}
 	return err

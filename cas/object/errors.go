@@ -12,12 +12,13 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/internal/health"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/minio/minio-go/v7"
 )
 
 // ErrNoBucket is returned if the bucket does not exist.
-var ErrNoBucket = errors.New("the bucket does not exist; create it, or correct its name or the endpoint")
+var ErrNoBucket = health.ErrNoBucket
 
 const (
 	maxReason = 500 // bytes of the text of a failure
@@ -62,10 +63,10 @@ var expired = map[string]bool{
 	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
 }
 
-// down returns why err, of a probe, means that the bucket is down, or nil if it does not. A bucket that refuses our
-// credentials counts as down.
+// down returns why err, of a probe, means that the bucket is down, or nil if it does not. An absent bucket counts as
+// down, and so does one that refuses our credentials.
 func down(err error) error {
-	if errors.Is(err, cas.ErrDenied) {
+	if errors.Is(err, cas.ErrDenied) || errors.Is(err, ErrNoBucket) {
 		return err
 	}
 	if e, ok := errors.AsType[*unavailable](err); ok && e.kind != throttled {

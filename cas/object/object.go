@@ -26,10 +26,10 @@
 // An attempt ends after 10 seconds without progress by the server, an upload after 30, and a copy after a minute plus a
 // second for each 4 MiB. A call that has waited for 20 seconds makes no further attempt. A bucket that does not answer
 // several calls in a row, or one probe, counts as down: until it answers a probe, every call fails immediately with
-// cas.ErrUnavailable. A bucket that refuses our credentials in a probe also counts as down, and its calls fail with
-// cas.ErrDenied. An attempt without an answer starts a probe, and so does an answer with an error, which may be about
-// only one object. A running upload in parts waits up to 20 seconds for the bucket to recover, and sends each part at
-// most three times.
+// cas.ErrUnavailable. An absent bucket counts as down at once, and its calls also fail with ErrNoBucket. A bucket that
+// refuses our credentials in a probe also counts as down, and its calls fail with cas.ErrDenied. An attempt without an
+// answer starts a probe, and so does an answer with an error, which may be about only one object. A running upload in
+// parts waits up to 20 seconds for the bucket to recover, and sends each part at most three times.
 //
 // One client, minio-go, serves both kinds of bucket: Google's XML API understands the S3 protocol, with renamed headers
 // and a token instead of a signature. The JSON API would need a second client, and answers 404 both for an absent
@@ -172,7 +172,7 @@ func (c *Client) Check(ctx context.Context) error {
 
 // Err returns nil if the bucket was up at the last call or probe. Otherwise it returns the error with which every call
 // fails, including the time and the reason: cas.ErrDenied if the bucket refuses our credentials, else
-// cas.ErrUnavailable.
+// cas.ErrUnavailable, with ErrNoBucket if the bucket does not exist.
 func (c *Client) Err() error { return c.health.Err() }
 
 // Probed returns a channel that is closed after the first probe of the bucket, whether it succeeded or not.

@@ -25,6 +25,9 @@ const (
 	minWait = 10 * time.Second
 )
 
+// ErrNoBucket is the reason of an upstream that is an absent bucket. Check.Err keeps it.
+var ErrNoBucket = errors.New("the bucket does not exist; create it, or correct its name or the endpoint")
+
 // Config configures a Check.
 type Config struct {
 	// Name is the upstream in errors.
@@ -188,6 +191,16 @@ func (h *Check) setUp() {
 	h.up, h.err = true, nil
 }
 
+// Fail records that the upstream is down because of err, which a call has found, and probes it until it is up.
+func (h *Check) Fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() == nil {
+		h.setDown(err)
+		h.startLocked(probePause)
+	}
+}
+
 // Doubt probes the upstream for a call that has waited too long, unless the upstream is known to be down. It returns
 // Err or the error of ctx. Concurrent calls share a probe.
 func (h *Check) Doubt(ctx context.Context) error {
@@ -238,7 +251,7 @@ func (h *Check) Close() {
 
 // Err returns nil if the upstream was up at the last call or probe. Otherwise it returns the error with which every call
 // fails, including the time and the reason: cas.ErrDenied if the upstream refuses our credentials, else
-// cas.ErrUnavailable.
+// cas.ErrUnavailable, with ErrNoBucket if that is the reason.
 func (h *Check) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -248,6 +261,9 @@ func (h *Check) Err() error {
 	since := h.since.UTC().Format(time.RFC3339)
 	if errors.Is(h.err, cas.ErrDenied) {
 		return fmt.Errorf("%w (since %s)", h.err, since)
+	}
+	if errors.Is(h.err, ErrNoBucket) {
+		return fmt.Errorf("%s: %w since %s: %w", h.config.Name, cas.ErrUnavailable, since, ErrNoBucket)
 	}
 	return fmt.Errorf("%s: %w since %s: %v", h.config.Name, cas.ErrUnavailable, since, h.err)
 }

@@ -6,7 +6,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"path"
 	"strings"
 	"sync"
@@ -18,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/object"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
@@ -156,6 +160,27 @@ func TestServerIsCheckedAtStart(t *testing.T) {
 				expect.That(t, strings.Contains(log.String(), c.log), "got log %s, want %q", log.String(), c.log)
 			})
 		}
+	}
+}
+
+// TestAbsentBucketEndsTheStart checks that a node does not wait for a bucket that does not exist.
+func TestAbsentBucketEndsTheStart(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, "<Error><Code>NoSuchBucket</Code></Error>")
+	}))
+	defer server.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "not a real secret")
+	for _, mode := range []string{"through", "back"} {
+		f := UpstreamFlags{}
+		f.Register(&cobra.Command{})
+		f.Bucket, f.WriteMode = "s3://cache?region=a&endpoint="+server.URL, mode
+		_, err := f.open(t.Context(), slog.New(slog.DiscardHandler), nil)
+		e, ok := errors.AsType[*exit.Error](err)
+		must.Be(t, ok && e.Code == exit.Environment && errors.Is(err, object.ErrNoBucket),
+			"%s: got %v, want ErrNoBucket and exit code %d", mode, err, exit.Environment)
+		expect.Message(t, err, "--store: ")
 	}
 }
 

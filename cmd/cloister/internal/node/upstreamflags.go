@@ -125,7 +125,10 @@ func (f *UpstreamFlags) openBucket(ctx context.Context, u *upstream, log *slog.L
 // maySilent, it may start without an answer.
 func (f *UpstreamFlags) started(flag string, err error, maySilent bool) error {
 	switch {
-	case err == nil, unanswered(err) && maySilent:
+	case err == nil:
+		return nil
+	case errors.Is(err, object.ErrNoBucket): // an answer, which also counts as unavailable
+	case unanswered(err) && maySilent:
 		return nil
 	case unanswered(err):
 		return exit.New(exit.Unreachable, fmt.Errorf("%s: %w", flag, err))
