@@ -812,6 +812,30 @@ func TestExhaustedServer(t *testing.T) {
 	}
 }
 
+// TestRejectedWritesAreInvalid checks that a caller can tell a blob or result that the server rejects as invalid from
+// one that it may accept later, and that a read that it rejects does not make a blob invalid.
+func TestRejectedWritesAreInvalid(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	s.intercept(func(context.Context, string, int) error {
+		return status.Error(codes.InvalidArgument, "this server takes no such\n blob")
+	})
+	small, d := castest.Blob(1, 100)
+	large, e := castest.Blob(2, 3<<20)
+	for what, err := range map[string]error{
+		"BatchUpdateBlobs":   store.Put(t.Context(), d, bytes.NewReader(small)),
+		"Write":              store.Put(t.Context(), e, bytes.NewReader(large)),
+		"UpdateActionResult": store.Record(t.Context(), d, &repb.ActionResult{}),
+	} {
+		expect.That(t, errors.Is(err, cas.ErrInvalid) && status.Code(err) == codes.InvalidArgument,
+			"%s: got %v, want ErrInvalid with the server's status", what, err)
+		expect.Message(t, err, `no such\n blob`)
+	}
+	_, err := store.Open(t.Context(), e, 0)
+	expect.That(t, status.Code(err) == codes.InvalidArgument && !errors.Is(err, cas.ErrInvalid),
+		"read: got %v, want the server's status only", err)
+}
+
 func TestMismatchedUploadIsNotFinished(t *testing.T) {
 	var finished atomic.Int64
 	s := &server{calls: map[string]int{}}

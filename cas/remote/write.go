@@ -22,7 +22,8 @@ import (
 )
 
 // Put implements cas.Store. It restarts a broken stream if r is an io.Seeker. A blob above the server's limit fails
-// with both cas.ErrUpstreamFull and errors.ErrUnsupported.
+// with both cas.ErrUpstreamFull and errors.ErrUnsupported, and one that the server rejects as invalid with
+// cas.ErrInvalid.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := cas.CheckDigests(d); err != nil {
 		return err
@@ -107,10 +108,19 @@ func (s *Store) putFailed(ctx context.Context, d cas.Digest, err error) error {
 	return s.writeFailed(ctx, fmt.Sprintf("store blob %s", d), err)
 }
 
-// writeFailed is like failed, for a write: a server that has exhausted its resources is full.
+// writeFailed is like failed, for a write: a server that has exhausted its resources is full, and INVALID_ARGUMENT is
+// also cas.ErrInvalid. For a read, that error would mean that the blob is malformed.
 func (s *Store) writeFailed(ctx context.Context, what string, err error) error {
-	if ctx.Err() == nil && status.Code(err) == codes.ResourceExhausted {
+	if ctx.Err() != nil {
+		return s.failed(ctx, what, err)
+	}
+	switch status.Code(err) {
+	case codes.ResourceExhausted:
 		return fmt.Errorf("%s at %s: %w (%s)", what, s.target, cas.ErrUpstreamFull, Reason(status.Convert(err)))
+	case codes.InvalidArgument:
+		p := status.Convert(err).Proto()
+		p.Message = Reason(status.Convert(err))
+		return fmt.Errorf("%s at %s: %w: %w", what, s.target, cas.ErrInvalid, statusError{status.FromProto(p)})
 	}
 	return s.failed(ctx, what, err)
 }
