@@ -96,7 +96,7 @@ type Stats struct {
 	Oldest       time.Time
 	Lost         int64 // writes that can never be sent: the local store has lost them, or their record was damaged
 	Unanswered   int64 // queries answered without the upstream, which was unreachable, failed or refused them
-	Refused      int64 // results that the upstream refused, and blobs that are too large for it
+	Refused      int64 // results that the upstream refused, and blobs that it refused as too large or invalid
 	Renewed      int64 // blobs and results renewed in the upstream because they were used locally
 	Restored     int64 // of these, blobs that the upstream had lost or could not renew, sent again from the local store
 	Unreadable   int64 // blobs that the upstream listed but could not deliver

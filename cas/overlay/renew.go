@@ -274,12 +274,12 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (failed, restor
 		return 0, 0, nil
 	}
 	errs := s.send(ctx, lost, unpaced)
-	large := map[cas.Digest]bool{} // not lost: the upstream never had them
+	refused := map[cas.Digest]bool{} // not lost: the upstream never had them
 	maps.DeleteFunc(errs, func(d cas.Digest, failure error) bool {
-		large[d] = tooLarge(failure)
-		return large[d]
+		refused[d] = tooLarge(failure) || errors.Is(failure, cas.ErrInvalid)
+		return refused[d]
 	})
-	lost = without(lost, large)
+	lost = without(lost, refused)
 	if len(lost) == 0 {
 		return 0, 0, nil
 	}

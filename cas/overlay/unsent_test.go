@@ -459,6 +459,42 @@ func TestBlobTooLargeForUpstreamStaysLocal(t *testing.T) {
 	})
 }
 
+// TestRejectedBlobIsGivenUp checks that a blob that the upstream calls invalid, and a result that refers to it, leave
+// the journal after a day. A later use of the blob logs no loss, and sends it once the upstream accepts it.
+func TestRejectedBlobIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, memory := castest.NewMemory(), castest.NewMemory()
+		upstream := faulty.New(memory, memory)
+		upstream.Fail(cas.ErrInvalid, faulty.Put)
+		var log bytes.Buffer
+		o := open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
+			Log: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		in := instance(t, o)
+		_, d := put(t, in.Store, 1, 3<<20)
+		action := cas.SHA256.Sum([]byte("a"))
+		must.Succeed(t, in.Actions.Record(t.Context(), action, &repb.ActionResult{StdoutDigest: d.Proto()}))
+		time.Sleep(23 * time.Hour)
+		s := o.Stats()
+		expect.That(t, s.Pending == 2 && s.Refused == 0, "after 23 hours: got %+v, want 2 pending", s)
+		time.Sleep(2 * time.Hour)
+		s = o.Stats()
+		expect.That(t, s.Pending == 0 && s.Refused == 2 && s.Lost == 0, "after 25 hours: got %+v, want 2 refused", s)
+		expect.That(t, has(t, local, d), "the blob is not local")
+		wantMissing(t, "used", in.Store, []cas.Digest{d}, nil)
+		time.Sleep(2 * time.Minute)
+		expect.That(t, !has(t, memory, d), "the upstream has accepted the blob")
+		expect.That(t, !strings.Contains(log.String(), "lost"), "got the log:\n%s", log.String())
+		upstream.Heal()
+		time.Sleep(25 * time.Hour)
+		wantMissing(t, "used again", in.Store, []cas.Digest{d}, nil)
+		time.Sleep(2 * time.Minute)
+		expect.That(t, has(t, memory, d), "the blob was not sent at its next use")
+		must.Succeed(t, o.Close(t.Context()))
+	})
+}
+
 // TestBlobTooLargeForUpstreamIsNotReportedLost checks that using a blob that the upstream never accepts logs no loss.
 func TestBlobTooLargeForUpstreamIsNotReportedLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -483,26 +519,37 @@ func TestBlobTooLargeForUpstreamIsNotReportedLost(t *testing.T) {
 	})
 }
 
-// TestLeftoverTooLargeForUpstreamStaysMissing checks that a blob that WriteBack has not sent, and that is too large for
-// the upstream, is missing after a change to WriteThrough, also after a restart, until the upstream accepts it.
-func TestLeftoverTooLargeForUpstreamStaysMissing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.WriteBack)
-		disconnect(p.faultyUpstream)
-		data, d := put(t, p.store, 1, 3<<20)
-		p.restart(t, overlay.WriteThrough)
-		p.faultyUpstream.Heal()
-		p.faultyUpstream.Fail(fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported), faulty.Put)
-		time.Sleep(time.Minute)
-		expect.Equal(t, p.Stats().Pending, 0, "pending")
-		for range 2 {
-			wantMissing(t, "given up", p.store, []cas.Digest{d}, []cas.Digest{d})
-			p.restart(t, overlay.WriteThrough)
-		}
-		p.faultyUpstream.Heal()
-		must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(data)))
-		wantMissing(t, "put again", p.store, []cas.Digest{d}, nil)
-	})
+// TestLeftoverGivenUpStaysMissing checks that a blob that WriteBack has not sent, and that is too large for the
+// upstream or rejected by it for a day, is missing after a change to WriteThrough, also after a restart, until the
+// upstream accepts it.
+func TestLeftoverGivenUpStaysMissing(t *testing.T) {
+	for name, c := range map[string]struct {
+		failure error
+		after   time.Duration
+	}{
+		"too large": {fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported), time.Minute},
+		"rejected":  {cas.ErrInvalid, 25 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPair(t, overlay.WriteBack)
+				disconnect(p.faultyUpstream)
+				data, d := put(t, p.store, 1, 3<<20)
+				p.restart(t, overlay.WriteThrough)
+				p.faultyUpstream.Heal()
+				p.faultyUpstream.Fail(c.failure, faulty.Put)
+				time.Sleep(c.after)
+				expect.Equal(t, p.Stats().Pending, 0, "pending")
+				for range 2 {
+					wantMissing(t, "given up", p.store, []cas.Digest{d}, []cas.Digest{d})
+					p.restart(t, overlay.WriteThrough)
+				}
+				p.faultyUpstream.Heal()
+				must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(data)))
+				wantMissing(t, "put again", p.store, []cas.Digest{d}, nil)
+			})
+		})
+	}
 }
 
 // TestLeftoversAreSentWithWriteThrough checks that entries that WriteBack has not sent are sent after a change to

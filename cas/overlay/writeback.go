@@ -17,7 +17,7 @@ const (
 	minBackoff = time.Second      // after a failure of the upstream; doubled each time,
 	maxBackoff = 30 * time.Second // up to this
 	maxDelay   = 10 * time.Minute // of an entry that the upstream rejects, from minBackoff on, doubled each time
-	maxDenied  = 24 * time.Hour   // age of a result that the upstream denies us
+	maxDenied  = 24 * time.Hour   // age of a result that the upstream denies us, and of an entry that it calls invalid
 )
 
 // Sending costs as much as writing, or more if the upstream is on the same machine. Therefore, while the overlay is in
@@ -178,7 +178,7 @@ func (r *round) ended(e entry, err error) {
 	case r.o.unusable(e.instance, err):
 		r.unavailable = err
 		r.retry = append(r.retry, e)
-	case tooLarge(err) && r.o.keptUnsent(e), e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
+	case tooLarge(err) && r.o.keptUnsent(e), rejected(e, err) && r.o.outdated(e) && r.o.keptUnsent(e):
 		r.o.config.Log.Error("the upstream permanently refuses a blob or result; it stays local", "what", e.String(), "err", err)
 		r.refused++
 		r.done = append(r.done, e)
@@ -192,6 +192,12 @@ func (r *round) ended(e entry, err error) {
 // size.
 func tooLarge(err error) bool {
 	return errors.Is(err, cas.ErrUpstreamFull) && errors.Is(err, errors.ErrUnsupported)
+}
+
+// rejected reports whether err, of sending e, means that the upstream rejects e until somebody changes its rules or our
+// permissions. A blob that it denies us is not rejected: nobody else would send it.
+func rejected(e entry, err error) bool {
+	return errors.Is(err, cas.ErrInvalid) || e.kind == result && errors.Is(err, os.ErrPermission)
 }
 
 // keptUnsent records that a blob that an earlier WriteBack left is given up, so that it stays missing with
@@ -210,8 +216,8 @@ func (o *Overlay) keptUnsent(e entry) bool {
 	return true
 }
 
-// outdated reports whether to give up a result that the upstream denies us. The operator may correct the permissions,
-// but the journal must not grow without bound.
+// outdated reports whether to give up an entry that the upstream rejects. An operator may change that, but the journal
+// must not grow without bound.
 func (o *Overlay) outdated(e entry) bool {
 	return time.Since(o.pending.since(e)) > maxDenied || o.pending.len() > maxBacklog
 }

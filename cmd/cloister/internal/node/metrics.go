@@ -87,7 +87,7 @@ func (n *Node) storeMetrics() []metric {
 			metric{"cloister_cas_upstream_fetched_total", "Blobs fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
 			metric{"cloister_cas_upstream_sent_total", "Blobs and results sent to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
 			metric{"cloister_cas_upstream_unasked_total", "Queries answered without the upstream because it was down or slow, or refused them.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
-			metric{"cloister_cas_upstream_refused_total", "Results that the upstream rejected, and blobs that are too large for it.", moved(func(s overlay.Stats) int64 { return s.Refused })},
+			metric{"cloister_cas_upstream_refused_total", "Results that the upstream rejected, and blobs that it rejected as too large or invalid.", moved(func(s overlay.Stats) int64 { return s.Refused })},
 			metric{"cloister_cas_upstream_pending", "Blobs and results waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
 			metric{"cloister_cas_upstream_pending_bytes", "Size of the blobs waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return s.PendingBytes })},
 			metric{"cloister_cas_upstream_pending_age_seconds", "Time since the oldest blob or result waiting to be sent to the upstream was written; 0 if none is.", func() float64 { return age(n.overlay.Stats().Oldest).Seconds() }},
