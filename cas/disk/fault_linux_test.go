@@ -34,6 +34,7 @@ func isDir(path string) bool {
 }
 
 // replaceOpen replaces a file that this process has open by another one, until the result is called or the test ends.
+// The same file replaces it so that it can only be written.
 func replaceOpen(t *testing.T, path, by string) (restore func()) {
 	t.Helper()
 	fds := must.Get(os.ReadDir("/proc/self/fd"))(t)
@@ -45,8 +46,11 @@ func replaceOpen(t *testing.T, path, by string) (restore func()) {
 		must.Get(fmt.Sscan(e.Name(), &fd))(t)
 		saved := must.Get(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0))(t)
 		flags := os.O_RDWR
-		if by == nowhere || isDir(by) {
+		switch {
+		case by == nowhere || isDir(by):
 			flags = os.O_RDONLY
+		case by == path:
+			flags = os.O_WRONLY
 		}
 		other := must.Get(os.OpenFile(by, flags, 0))(t)
 		defer other.Close()
@@ -257,5 +261,24 @@ func TestVerifySkipsUnknownErrors(t *testing.T) {
 	expect.That(t, len(r.Damaged) == 1 && r.Damaged[0].Digest == digestOfBlob(1, 500),
 		"got damaged %v, want the blob behind", r.Damaged)
 	restore()
+	read(t, s, 0, block)
+}
+
+// TestVerifySkipsUnreadableLogs: Verify skips a segment whose log it cannot read, and returns the error, because every
+// later Verify would stop there, too.
+func TestVerifySkipsUnreadableLogs(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	c, s := twoSegments(t, config)
+	behind, _ := castest.Blob(1, 500)
+	damageBlob(t, config.Dir, behind)
+	log := segmentFiles(t, config.Dir, ".log")[0]
+	restore := replaceOpen(t, log, log)
+	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
+	expect.Error(t, err, syscall.EBADF)
+	expect.That(t, len(r.Damaged) == 1 && r.Damaged[0].Digest == digestOfBlob(1, 500),
+		"got damaged %v, want the blob behind", r.Damaged)
+	restore()
+	r, err = c.Verify(t.Context(), disk.VerifyOptions{})
+	expect.That(t, err == nil && !r.Resumed, "readable again: got %v, resumed %v", err, r.Resumed)
 	read(t, s, 0, block)
 }

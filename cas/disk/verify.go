@@ -52,7 +52,8 @@ type position struct{ segment, record uint32 }
 // Verify reads everything that exists when it starts, and drops what is damaged. It may skip a file that this process
 // wrote and whose record moves meanwhile. If ctx ends, or this process has no memory or descriptors left, it saves its
 // position, and the next Verify resumes there. Other errors concern one blob: Verify skips it, reads the rest, and
-// returns the first of them. Only one runs at a time; a second one waits. Other methods may run concurrently.
+// returns the first of them. The same applies to a segment whose log it cannot read. Only one runs at a time; a second
+// one waits. Other methods may run concurrently.
 func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
 	end, err := c.beginWith(ctx)
 	if err != nil {
@@ -93,7 +94,7 @@ type verification struct {
 	at       position
 	rewinds  int64 // Cache.rewinds at the start of the segment
 	report   VerifyReport
-	skipped  error // the first error of a blob that was skipped
+	skipped  error // the first error of a blob or segment that was skipped
 }
 
 // total returns the size of everything from the position on.
@@ -138,8 +139,12 @@ func (v *verification) run(ctx context.Context) error {
 		if failed != nil {
 			return failed
 		}
-		if err != nil && !errors.Is(err, segment.ErrGone) {
+		switch {
+		case err == nil, errors.Is(err, segment.ErrGone):
+		case ofProcess(ctx, err):
 			return err
+		default: // the next Verify would stop here as well
+			v.skipped = cmp.Or(v.skipped, err)
 		}
 		v.at = position{g.N + 1, 0}
 	}
@@ -170,7 +175,7 @@ func (v *verification) one(ctx context.Context, e index.Entry) error {
 			v.report.Damaged = append(v.report.Damaged, Damage{name, digestOf(e.Key), v.cache.where(e)})
 		}
 	case errors.Is(err, cas.ErrNotFound): // evicted
-	case err != nil && (ctx.Err() != nil || errors.Is(err, os.ErrClosed) || fault.Ours(err)):
+	case err != nil && ofProcess(ctx, err):
 		return err
 	case err != nil:
 		v.skipped = cmp.Or(v.skipped, err)
@@ -182,6 +187,12 @@ func (v *verification) one(ctx context.Context, e index.Entry) error {
 		v.report.Bytes += e.Size
 	}
 	return nil
+}
+
+// ofProcess reports whether err does not concern the file that was read: Verify shall end, or this process lacks memory
+// or descriptors.
+func ofProcess(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, os.ErrClosed) || fault.Ours(err)
 }
 
 // wait delays the next read to keep the rate, and reports progress.
