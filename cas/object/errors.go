@@ -117,6 +117,9 @@ func (c *Client) wrap(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("%s: the object is too short: %w", op, cas.ErrCorrupt)
 	case answer.StatusCode == http.StatusInsufficientStorage || strings.Contains(answer.Code, "QuotaExceeded"):
 		return fmt.Errorf("%s: %w; free space in the bucket or raise its quota; %s", op, cas.ErrUpstreamFull, text)
+	case answer.StatusCode == http.StatusRequestEntityTooLarge || answer.Code == "EntityTooLarge":
+		return fmt.Errorf("%s: the server or a proxy limits the size of requests: %w (%w); %s", op, cas.ErrUpstreamFull,
+			errors.ErrUnsupported, text)
 	case answer.Code == "InvalidObjectState" || answer.Code == "ObjectNotInActiveTierError": // of reads and copies
 		return fmt.Errorf("%s: %w: the object is archived; let no rule of the bucket archive objects; %s", op, cas.ErrCorrupt, text)
 	case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden ||

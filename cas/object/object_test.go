@@ -383,6 +383,31 @@ func TestServerErrors(t *testing.T) {
 	})
 }
 
+// TestTooLargeRequestIsUnsupported checks that callers do not repeat an upload that exceeds a limit of the server or of a
+// proxy.
+func TestTooLargeRequestIsUnsupported(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		for kind, size := range map[string]int{"PUT": 1000, "part": 17 << 20} {
+			for code, status := range map[string]int{"EntityTooLarge": 400, "": 413} {
+				s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, what string, _ int) bool {
+					if what != kind {
+						return false
+					}
+					io.Copy(io.Discard, r.Body)
+					refuse(w, status, code, "")
+					return true
+				}})
+				data, d := castest.Blob(1, size)
+				err := store.Put(t.Context(), d, bytes.NewReader(data))
+				expect.That(t, errors.Is(err, cas.ErrUpstreamFull) && errors.Is(err, errors.ErrUnsupported),
+					"%d bytes, %d %s: got %v, want ErrUpstreamFull and ErrUnsupported", size, status, code, err)
+				expect.Equal(t, s.called(kind), 1, "requests")
+			}
+		}
+	})
+}
+
 // TestThrottlingIsNotDamage checks that a refused read is only blamed on the bucket's load if the bucket says so.
 func TestThrottlingIsNotDamage(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {

@@ -31,7 +31,8 @@ const (
 )
 
 // Put implements cas.Store. It always writes, so that the object is new. It uploads a blob above 16 MiB in parts,
-// sequentially. A blob above 156 GiB fails with both cas.ErrUpstreamFull and errors.ErrUnsupported.
+// sequentially. A blob above 156 GiB fails with both cas.ErrUpstreamFull and errors.ErrUnsupported, and so does
+// one whose requests exceed a limit of the server or of a proxy.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := cas.CheckDigests(d); err != nil {
 		return err
