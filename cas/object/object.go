@@ -19,7 +19,7 @@
 // copying it onto itself. What Put stored, Missing reported present or Lookup returned stays for N/2 days; Open renews
 // nothing. S3 cannot copy a blob above 5 GiB in one call, and some servers do not reset the age of an object that is
 // copied onto itself. Missing reports such a blob as absent, and the client puts it again. It also does if the bucket
-// fails for this object and answers a probe.
+// fails for this object or has refused to read it, and answers a probe.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy.

@@ -324,6 +324,34 @@ func TestArchivedBlobIsPutAgain(t *testing.T) {
 	})
 }
 
+// TestRefusedObjectIsPutAgain: a bucket lists an object, but refuses to read it and answers other reads, as Amazon does
+// if we may no longer use the key with which it is encrypted.
+func TestRefusedObjectIsPutAgain(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		d := put(t, store, []byte("refused"))
+		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, what string, _ int) bool {
+			if what == "GET" {
+				refuse(w, 403, "AccessDenied", "kms:Decrypt is not allowed")
+			}
+			return what == "GET"
+		}})
+		for _, off := range []int64{0, 3} {
+			_, err := store.Open(t.Context(), d, off)
+			expect.That(t, errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrDenied),
+				"offset %d: got %v, want only ErrCorrupt", off, err)
+			expect.Message(t, err, "kms:Decrypt")
+		}
+		expect.Error(t, store.Err(), nil, "the bucket")
+		missing, err := store.Missing(t.Context(), []cas.Digest{d})
+		expect.That(t, err == nil && len(missing) == 1, "got missing %v, %v, want the blob", missing, err)
+		s.spoil(faults{})
+		put(t, store, []byte("refused"))
+		missing, err = store.Missing(t.Context(), []cas.Digest{d})
+		expect.That(t, err == nil && len(missing) == 0, "put again: got missing %v, %v, want none", missing, err)
+	})
+}
+
 // TestServerErrors checks the kind and the advice of errors, and that they quote the server in one printable line.
 func TestServerErrors(t *testing.T) {
 	const hostile = "\x1b[2J\u202e\n\r"

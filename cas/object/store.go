@@ -265,6 +265,10 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		return http.NoBody, nil
 	}
 	r, info, err := s.open(ctx, what, s.key(blobs, d), off)
+	if errors.Is(err, cas.ErrDenied) && s.health.Probe(ctx) == nil {
+		// For example, its encryption key may not be used any more. Without a new upload it stays unreadable.
+		err = fmt.Errorf("%w: the bucket refuses to read only this object: %v", cas.ErrCorrupt, err)
+	}
 	if err == nil && off+info.Size != d.Size() {
 		r.Close()
 		err = fmt.Errorf("%s in %s: the object has %d bytes: %w", what, s.target, off+info.Size, cas.ErrCorrupt)
