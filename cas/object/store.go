@@ -244,7 +244,7 @@ func (s *Store) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error
 	return s.Missing(ctx, ds)
 }
 
-// Open implements cas.Store. It streams, and resumes a download that breaks off.
+// Open implements cas.Store. It streams, and resumes a download that breaks off. It verifies only a read from 0.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	if err := cas.CheckDigests(d); err != nil {
 		return nil, err
