@@ -69,6 +69,9 @@ type Config struct {
 	// Progress, if not nil, is called repeatedly with the compressed bytes read so far and their total, which is 0 if
 	// unknown. It is called concurrently.
 	Progress func(done, total int64)
+	// asking is called with 1 when the caller begins to wait for the registry, and with -1 afterwards. It is called
+	// concurrently.
+	asking func(change int64)
 	// Log receives retries; nil discards them.
 	Log *slog.Logger
 }
@@ -120,6 +123,9 @@ func (c *Config) complete() error {
 	if c.Progress == nil {
 		c.Progress = func(int64, int64) {}
 	}
+	if c.asking == nil {
+		c.asking = func(int64) {}
+	}
 	return nil
 }
 
@@ -129,7 +135,9 @@ func Pull(ctx context.Context, c Config, ref Reference) (*Image, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
+	c.asking(1)
 	src, err := c.fromRegistry(ctx, ref)
+	c.asking(-1)
 	if err != nil {
 		return nil, fmt.Errorf("pull image %s: %w", ref, ended(ctx, err))
 	}

@@ -99,12 +99,14 @@ func (c *Config) readLayer(ctx context.Context, l *layer, u *used) ([]op, error)
 }
 
 func (c *Config) tryLayer(ctx context.Context, l *layer, u *used) (ops []op, err error) {
+	c.asking(1)
 	body, err := l.open(ctx)
+	c.asking(-1)
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close()
-	raw := &meter{r: body, sum: sha256.New(), n: share{total: &u.raw}, limit: u.limits.Bytes, seen: u.progress}
+	raw := &meter{r: body, sum: sha256.New(), n: share{total: &u.raw}, limit: u.limits.Bytes, seen: u.progress, asking: c.asking}
 	out := &meter{sum: sha256.New(), n: share{total: &u.bytes}, limit: u.limits.Bytes}
 	r := &layerReader{
 		config: c, limits: u.limits, batch: cas.NewBatch(c.Store),
@@ -167,12 +169,14 @@ type meter struct {
 	sum   hash.Hash
 	n     share // over all layers
 	limit int64
-	seen  func(int64) // may be nil
+	seen  func(int64) // may be nil, as asking
 	err   error       // of r
+	// asking is that of Config if r is the registry's.
+	asking func(int64)
 }
 
 func (m *meter) Read(p []byte) (int, error) {
-	n, err := m.r.Read(p)
+	n, err := m.read(p)
 	m.sum.Write(p[:n])
 	total := m.n.add(int64(n))
 	if m.seen != nil {
@@ -185,6 +189,14 @@ func (m *meter) Read(p []byte) (int, error) {
 		m.err = err
 	}
 	return n, err
+}
+
+func (m *meter) read(p []byte) (int, error) {
+	if m.asking != nil {
+		m.asking(1)
+		defer m.asking(-1)
+	}
+	return m.r.Read(p)
 }
 
 // check compares the digest of what was read, unless want is zero.

@@ -19,6 +19,7 @@ type pull struct {
 	started  time.Time
 	read     atomic.Int64 // compressed bytes
 	total    atomic.Int64
+	asking   atomic.Int64 // calls that wait for the registry
 	cancel   context.CancelCauseFunc
 	waiting  int // guarded by Library.mu
 
@@ -97,6 +98,7 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 		p.read.Store(done)
 		p.total.Store(total)
 	}
+	c.asking = func(change int64) { p.asking.Add(change) }
 	from, err := ParseReference(p.pinned)
 	if err != nil {
 		return nil, err
@@ -106,7 +108,7 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	var read int64
 	moved := time.Now()
 	stop := l.report(ctx, func() {
-		if now := p.read.Load(); now != read {
+		if now := p.read.Load(); now != read || p.asking.Load() == 0 { // the store may take longer
 			read, moved = now, time.Now()
 		} else if time.Since(moved) > maxStall { // it holds the slots of actions
 			l.setLate(registry)
@@ -131,8 +133,8 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	return e, nil
 }
 
-// reportInterval is the interval of log lines about a running pull, and maxStall the maximum time without progress.
-// They are variables for tests.
+// reportInterval is the interval of log lines about a running pull, and maxStall the maximum time for which a
+// registry may send nothing that a pull waits for. They are variables for tests.
 var (
 	reportInterval = 10 * time.Second
 	maxStall       = time.Minute

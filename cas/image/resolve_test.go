@@ -3,15 +3,20 @@
 package image_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
@@ -74,6 +79,67 @@ func TestStalledPullEnds(t *testing.T) {
 	}
 	image.SetMaxStall(time.Minute)
 	expect.Error(t, expect.Err(l.Get(t.Context(), "", ref, cas.Digest{})), nil, "another registry")
+}
+
+// slowStore is a store whose first Put lasts until proceed is closed.
+type slowStore struct {
+	cas.Store
+	once    *sync.Once
+	began   chan struct{} // closed when that Put begins
+	proceed chan struct{}
+}
+
+func (s slowStore) Put(ctx context.Context, d cas.Digest, r io.Reader) (err error) {
+	s.once.Do(func() {
+		close(s.began)
+		select {
+		case <-s.proceed:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	})
+	return cmp.Or(err, s.Store.Put(ctx, d, r))
+}
+
+// logged sends the messages that are logged to a channel.
+type logged struct {
+	slog.Handler
+	messages chan string
+}
+
+func (l logged) Handle(_ context.Context, r slog.Record) error { l.messages <- r.Message; return nil }
+func (l logged) WithAttrs([]slog.Attr) slog.Handler            { return l }
+
+// TestSlowStoreIsNoStall: time that a pull spends in the store does not count as silence of the registry.
+func TestSlowStoreIsNoStall(t *testing.T) {
+	t.Cleanup(image.SetMaxStall(time.Second))
+	s := serve(t)
+	ref := s.push(t, "tools:1", imageOf(t, layerOf(t, archive(t, file("large", noise(5<<20))))))
+	slow := slowStore{castest.NewMemory(), new(sync.Once), make(chan struct{}), make(chan struct{})}
+	log := logged{slog.NewTextHandler(io.Discard, nil), make(chan string, 1000)}
+	l := open(t, func(c *image.LibraryConfig) {
+		c.Allowed, c.Log = []string{s.host}, slog.New(log)
+		c.Instances = func(name string) (*cas.Instance, error) { return &cas.Instance{Name: name, Store: slow}, nil }
+	})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := l.Get(t.Context(), "", ref, cas.Digest{})
+		ended <- err
+	}()
+	for reports, began := 0, slow.began; reports < 5; { // more than maxStall
+		select {
+		case <-began:
+			reports, began = 0, nil
+		case m := <-log.messages:
+			if m == "still pulling an image" {
+				reports++
+			}
+		case err := <-ended:
+			t.Fatalf("the pull ended while the store was busy: %v", err)
+		}
+	}
+	close(slow.proceed)
+	expect.Error(t, <-ended, nil)
 }
 
 // TestLibraryResolvesTags: a tag is resolved again after TagAge, and the entry has the digest.
