@@ -262,6 +262,14 @@ func (w *Watch) Fingerprint() string {
 	return w.Last()
 }
 
+// Scanned returns Fingerprint and when the last scan of all files began.
+func (w *Watch) Scanned() (fingerprint string, began time.Time) {
+	w.Fingerprint()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.scan.Fingerprint, w.scanned
+}
+
 // Last is Fingerprint without waiting.
 func (w *Watch) Last() string {
 	fingerprint, _, _ := w.last()

@@ -30,6 +30,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
@@ -171,14 +172,15 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 		c.Worker.Audit = func(_ *worker.Task, v *worker.Violations) { m.telemetry.Violations(v) }
 	}
 	c.Worker.CacheBytes = m.caches.messages
-	if next := c.Worker.Instances; next != nil {
+	all := c.Worker.Instances
+	if next := all; next != nil {
 		c.Worker.Instances = results.Filter(next, results.OtherSandbox(next, c.Worker.Policy, described))
 		// IgnoreImages has no effect in a fleet, nor on a head that executes nothing.
 		if !c.Worker.IgnoreImages || c.Worker.Fleet || c.Worker.Backend == nil {
 			c.Worker.Instances = results.Filter(c.Worker.Instances, results.IgnoredImage)
 		}
 	}
-	if err := m.confine(ctx, c); err != nil {
+	if err := m.confine(ctx, c, all); err != nil {
 		return nil, err
 	}
 	if m.local, err = worker.New(c.Worker); err != nil {
@@ -196,8 +198,9 @@ func described(ctx context.Context) (target, mnemonic string) {
 	return t.Target, t.Mnemonic
 }
 
-// confine fills in what the sandbox determines: what it can enforce, how inputs are staged, and the toolchain.
-func (m *machine) confine(ctx context.Context, c *Config) (err error) {
+// confine fills in what the sandbox determines: what it can enforce, how inputs are staged, and the toolchain. The
+// action caches of all hide nothing.
+func (m *machine) confine(ctx context.Context, c *Config, all cas.Instances) (err error) {
 	w := &c.Worker
 	if w.Backend == nil {
 		return nil
@@ -214,11 +217,16 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 	}
 	if w.Fingerprint == nil {
 		watch := toolchain.NewWatch(w.Toolchain, w.Log)
-		m.onClose(func() error { watch.Close(); return nil })
-		if w.Fingerprint = watch.Fingerprint; w.Fleet { // its results are served in any case
+		if w.Fingerprint = watch.Fingerprint; w.Fleet {
 			watch.Fingerprint() // waits for the first scan, since the head may require it of each call
-			w.Fingerprint, c.Join.Toolchain = watch.Last, watch.Last
+			c.Join.Toolchain = watch.Last
 		}
+		if all != nil {
+			confirmer := results.NewConfirmer(all, watch.Scanned, w.Log)
+			m.onClose(func() error { confirmer.Close(); return nil }) // after the watch, for which it may wait
+			w.Instances = confirmer.Watch(w.Instances)
+		}
+		m.onClose(func() error { watch.Close(); return nil })
 	}
 	if !c.ToolchainDrift && !w.Fleet && w.Instances != nil {
 		w.Instances = results.Filter(w.Instances, results.OtherToolchain(w.Fingerprint))

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package results
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+)
+
+// ChangedToolchain replaces the toolchain of a result that was recorded before a change of the toolchain was noticed.
+// It equals no fingerprint and no identity that an operator may declare.
+const ChangedToolchain = "changed during or before the run"
+
+const (
+	// maxUnconfirmed bounds the results that await a scan, of about 200 bytes each. Further ones are not corrected.
+	maxUnconfirmed = 50_000
+	// confirmInterval is the interval of comparisons while there are such results.
+	confirmInterval = 5 * time.Second
+)
+
+// A Confirmer corrects results that were recorded with the fingerprint of a toolchain that had already changed. To
+// compare all files after each action would take longer than many actions do, so a result is recorded at once, and
+// again, with ChangedToolchain, if a scan that begins later finds another toolchain. Make it with NewConfirmer.
+type Confirmer struct {
+	all     cas.Instances
+	scanned func() (fingerprint string, began time.Time)
+	log     *slog.Logger
+	ctx     context.Context
+	stop    context.CancelFunc
+	running sync.WaitGroup
+
+	mu          sync.Mutex    // guards everything below
+	unconfirmed []unconfirmed // oldest first
+	comparing   bool
+}
+
+// An unconfirmed result was recorded before the last scan of all files.
+type unconfirmed struct {
+	instance  string
+	action    cas.Digest
+	toolchain string
+	recorded  time.Time
+}
+
+// NewConfirmer returns a Confirmer, which the caller closes. all returns instances whose action caches hide nothing.
+// scanned returns the fingerprint of this machine's toolchain, and when the last scan of all files began; it is not
+// called concurrently.
+func NewConfirmer(all cas.Instances, scanned func() (string, time.Time), log *slog.Logger) *Confirmer {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	c := &Confirmer{all: all, scanned: scanned, log: log}
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	return c
+}
+
+// Close stops the comparisons.
+func (c *Confirmer) Close() {
+	c.mu.Lock()
+	c.stop() // begin starts nothing afterwards
+	c.mu.Unlock()
+	c.running.Wait()
+}
+
+// Watch returns next with action caches whose new results are compared.
+func (c *Confirmer) Watch(next cas.Instances) cas.Instances {
+	return func(name string) (*cas.Instance, error) {
+		in, err := next(name)
+		if err != nil || in == nil || in.Actions == nil { // callers check that
+			return in, err
+		}
+		watched := *in
+		watched.Actions = recorder{in.Actions, name, c}
+		return &watched, nil
+	}
+}
+
+// recorder is the action cache of an instance that Watch returns.
+type recorder struct {
+	cas.ActionCache
+	instance  string
+	confirmer *Confirmer
+}
+
+// Record implements cas.ActionCache.
+func (r recorder) Record(ctx context.Context, action cas.Digest, result *repb.ActionResult) error {
+	err := r.ActionCache.Record(ctx, action, result)
+	if toolchain := Recorded(result).GetToolchain(); err == nil && toolchain != "" {
+		r.confirmer.add(unconfirmed{r.instance, action, toolchain, time.Now()})
+	}
+	return err
+}
+
+func (c *Confirmer) add(u unconfirmed) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.unconfirmed) >= maxUnconfirmed || c.ctx.Err() != nil {
+		return
+	}
+	c.unconfirmed = append(c.unconfirmed, u)
+	if !c.comparing {
+		c.comparing = true
+		c.running.Go(c.run)
+	}
+}
+
+// run compares until nothing is left.
+func (c *Confirmer) run() {
+	tick := time.NewTicker(confirmInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			c.compare()
+		case <-c.ctx.Done():
+			return
+		}
+		c.mu.Lock()
+		c.comparing = len(c.unconfirmed) > 0
+		more := c.comparing
+		c.mu.Unlock()
+		if !more {
+			return
+		}
+	}
+}
+
+// compare corrects results of another toolchain, and keeps those that the last scan is too old for.
+func (c *Confirmer) compare() {
+	fingerprint, began := c.scanned()
+	c.mu.Lock()
+	all := c.unconfirmed
+	c.unconfirmed = nil
+	c.mu.Unlock()
+	var keep []unconfirmed
+	corrected := 0
+	for _, u := range all {
+		switch {
+		case fingerprint != "" && fingerprint != u.toolchain:
+			done, err := c.correct(u)
+			if err != nil {
+				c.log.Warn("cannot correct a cached result that was recorded before a change of the toolchain was noticed",
+					"instance", u.instance, "action", u.action.String(), "err", err)
+			}
+			if done {
+				corrected++
+			}
+		case !began.After(u.recorded):
+			keep = append(keep, u)
+		}
+	}
+	if corrected > 0 {
+		c.log.Warn("cached results that were recorded before the change of the toolchain was noticed are misses", "results", corrected)
+	}
+	c.mu.Lock()
+	c.unconfirmed = append(keep, c.unconfirmed...)
+	c.mu.Unlock()
+}
+
+// correct records a result again, with ChangedToolchain, unless another has replaced it.
+func (c *Confirmer) correct(u unconfirmed) (done bool, err error) {
+	in, err := c.all(u.instance)
+	if err != nil {
+		return false, err
+	}
+	r, err := in.Actions.Lookup(c.ctx, u.action)
+	if errors.Is(err, cas.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, a := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
+		e := new(cloisterpb.Execution)
+		if !a.MessageIs(e) || a.UnmarshalTo(e) != nil || e.Toolchain != u.toolchain {
+			continue
+		}
+		e.Toolchain = ChangedToolchain
+		if err := a.MarshalFrom(e); err != nil {
+			return false, err
+		}
+		return true, in.Actions.Record(c.ctx, u.action, r)
+	}
+	return false, nil
+}
