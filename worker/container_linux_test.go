@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -84,6 +85,7 @@ func TestActionRunsInImage(t *testing.T) {
 		}
 		ran := c.run(r, Task{}, "first\nan input\nimage command\n")
 		root := s.roots[pinnedOne].Root
+		expect.Equal(t, ran.meta.ImageArchitecture, runtime.GOARCH, "architecture")
 		if ran.meta.Image != pinnedOne || ran.meta.Root != root.String() || len(ran.meta.IgnoredProperties) > 0 {
 			t.Errorf("metadata: got image %q, root %q, ignored %q", ran.meta.Image, ran.meta.Root, ran.meta.IgnoredProperties)
 		}

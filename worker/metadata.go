@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -98,6 +99,9 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 	}
 	if root := e.req.root; root.own() {
 		m.Root, m.Image, m.Unpinned = root.digest.String(), root.image, root.image != "" && root.unpinned
+		if m.Image != "" {
+			m.ImageArchitecture = runtime.GOARCH
+		}
 	}
 	events := e.collected.byImportance()
 	shown := events[:min(len(events), maxResultEvents)]

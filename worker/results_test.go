@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -98,6 +99,8 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 		{"of this machine, with a default image", &cloisterpb.Execution{Toolchain: "a"}, true, true, false},
 		{"of this machine, as the action says", &cloisterpb.Execution{Toolchain: "a", Image: results.NoImage}, false, true, true},
 		{"pinned", &cloisterpb.Execution{Image: "x@sha256:1"}, false, true, true},
+		{"for this architecture", &cloisterpb.Execution{Image: "x@sha256:1", ImageArchitecture: runtime.GOARCH}, false, false, true},
+		{"for another architecture", &cloisterpb.Execution{Image: "x@sha256:1", ImageArchitecture: "z80"}, true, false, false},
 		{"unpinned", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, false, false, false},
 		{"unpinned, permitted", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, true, false, true},
 	} {

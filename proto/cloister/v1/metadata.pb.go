@@ -71,9 +71,12 @@ type Execution struct {
 	OnViolation string `protobuf:"bytes,17,opt,name=on_violation,json=onViolation,proto3" json:"on_violation,omitempty"`
 	// Digest of the run's audit log, a text in the store, as [FUNCTION:]HASH/SIZE; empty without one. It is not part of the
 	// result and may be evicted before it.
-	AuditLog      string `protobuf:"bytes,18,opt,name=audit_log,json=auditLog,proto3" json:"audit_log,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AuditLog string `protobuf:"bytes,18,opt,name=audit_log,json=auditLog,proto3" json:"audit_log,omitempty"`
+	// Architecture that image was chosen for, as Go names it: "amd64". A digest may name an index with an image for each.
+	// Empty without an image.
+	ImageArchitecture string `protobuf:"bytes,19,opt,name=image_architecture,json=imageArchitecture,proto3" json:"image_architecture,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
@@ -228,6 +231,13 @@ func (x *Execution) GetOnViolation() string {
 func (x *Execution) GetAuditLog() string {
 	if x != nil {
 		return x.AuditLog
+	}
+	return ""
+}
+
+func (x *Execution) GetImageArchitecture() string {
+	if x != nil {
+		return x.ImageArchitecture
 	}
 	return ""
 }
@@ -650,7 +660,7 @@ var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xeb\x04\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\x9a\x05\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
 	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
@@ -671,7 +681,8 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\ttoolchain\x18\x0f \x01(\tR\ttoolchain\x12\x1a\n" +
 	"\bunpinned\x18\x10 \x01(\bR\bunpinned\x12!\n" +
 	"\fon_violation\x18\x11 \x01(\tR\vonViolation\x12\x1b\n" +
-	"\taudit_log\x18\x12 \x01(\tR\bauditLogB\x10\n" +
+	"\taudit_log\x18\x12 \x01(\tR\bauditLog\x12-\n" +
+	"\x12image_architecture\x18\x13 \x01(\tR\x11imageArchitectureB\x10\n" +
 	"\x0e_unread_inputs\"\xc5\x01\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +

@@ -6,6 +6,7 @@ package results
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -84,13 +85,16 @@ func IgnoredImage(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResul
 }
 
 // OtherImage returns a function for Filter that refuses results whose root file system the action's digest does not
-// determine: of an image that is not pinned, unless the operator permits that, and of this machine if the instance's
-// default properties name an image. It is for servers that run images.
+// determine: of an image that is not pinned, unless the operator permits that, of one for another architecture, since
+// the digest may be that of an index, and of this machine if the instance's default properties name an image. It is
+// for servers that run images.
 func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 	return func(_ context.Context, instance string, _ cas.Digest, r *repb.ActionResult) string {
 		switch e := Recorded(r); {
 		case e.GetUnpinned() && !permitted:
 			return "its image is not pinned"
+		case e.GetImageArchitecture() != "" && e.GetImageArchitecture() != runtime.GOARCH:
+			return fmt.Sprintf("its image was for %+.80q, and this machine is %s", e.GetImageArchitecture(), runtime.GOARCH)
 		case e.GetToolchain() != "" && e.GetImage() == "" && byDefault(instance):
 			return "it was made with the toolchain of this machine, and the default properties name an image"
 		}
