@@ -28,6 +28,7 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
@@ -71,6 +72,7 @@ import (
 //	trusting CODE CMD...     run any command where the machine trusts only ca.pem, a link in /etc/ssl/certs as Debian has it
 //	bucket                   start an object store; $BUCKET is the --store of a bucket in it
 //	registry                 start a registry of container images at $REGISTRY
+//	registry private         start Docker's registry instead, for the user builder with the password secret only
 //	registry hold, registry send  let it send no more blobs; let it send them again
 //	image NAME:TAG TEXT      push an image with a shell and /etc/marker, which has TEXT; $NAME_TAG is its reference with a digest, and
 //	                         the directory NAME_TAG an OCI layout of it
@@ -145,6 +147,7 @@ type story struct {
 	// The registry sends blobs while blobs is not locked; sendBlobs unlocks it.
 	blobs     sync.RWMutex
 	sendBlobs func()
+	pushing   []remote.Option // for the registry
 }
 
 type storyKey struct{}

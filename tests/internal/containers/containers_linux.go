@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -53,6 +54,26 @@ func HeldRegistry(t testing.TB, gate *sync.RWMutex) string {
 // RegistryProcess is Registry with a process of Docker's registry.
 func RegistryProcess(t testing.TB) string {
 	t.Helper()
+	return registryProcess(t, "")
+}
+
+// Builder authenticates to a PrivateRegistry.
+var Builder = authn.Basic{Username: "builder", Password: "secret"}
+
+// PrivateRegistry is RegistryProcess for Builder only.
+func PrivateRegistry(t testing.TB) string {
+	t.Helper()
+	users := filepath.Join(t.TempDir(), "htpasswd")
+	line := Builder.Username + ":$2a$04$pzKcxOSBLG9.4UTGT4y2wuj2Ly4/bcgr/Xh1O08VGWjaUr5VN8N2y\n" // bcrypt of the password
+	if err := os.WriteFile(users, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return registryProcess(t, fmt.Sprintf("auth: {htpasswd: {realm: registry, path: %q}}\n", users))
+}
+
+// registryProcess starts a registry with additional configuration.
+func registryProcess(t testing.TB, more string) string {
+	t.Helper()
 	sandboxtest.Tool(t, "docker-registry")
 	l, err := net.Listen("tcp", "127.0.0.1:0") // clients use HTTP for this address only
 	if err != nil {
@@ -62,7 +83,7 @@ func RegistryProcess(t testing.TB) string {
 	l.Close()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yml")
-	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s/blobs}}\nhttp: {addr: %q}\n", dir, address)
+	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s/blobs}}\nhttp: {addr: %q}\n", dir, address) + more
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -95,13 +116,13 @@ func RegistryProcess(t testing.TB) string {
 }
 
 // Push pushes an image to a registry under a name with a tag, and returns its reference with a digest.
-func Push(t testing.TB, ref string, im v1.Image) string {
+func Push(t testing.TB, ref string, im v1.Image, options ...remote.Option) string {
 	t.Helper()
 	to, err := name.ParseReference(ref)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := remote.Write(to, im); err != nil {
+	if err := remote.Write(to, im, options...); err != nil {
 		t.Fatal(err)
 	}
 	digest, err := im.Digest()
