@@ -62,7 +62,12 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 			Detail: "mount tables of runs show paths of the store: " + reason.Error(),
 		})
 	}
-	if b.noLower.Load() && b.rootless {
+	switch {
+	case !b.rootless:
+	case !b.noLower.Load():
+		check(true, "unchangeable inputs",
+			"files; an action can change modes of their directories and remove empty ones, in its own copy", "")
+	default:
 		f.Checks = append(f.Checks, sandbox.Check{
 			Name:   "unchangeable inputs",
 			Detail: "inputs are private copies, which an action can change, since this kernel cannot protect them: " + reason.Error(),
