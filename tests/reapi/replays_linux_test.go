@@ -8,6 +8,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -42,7 +43,7 @@ type calling struct {
 
 func (c calling) Context() context.Context { return c.ctx }
 
-// TestBuck2 replays the calls for one Buck2 action, with several digest functions; BLAKE3 is the one that Buck2
+// TestBuck2 replays the calls for one genrule of Buck2, with several digest functions; BLAKE3 is the one that Buck2
 // recommends. The server learns the function from the uploads, or gets it from the flag.
 func TestBuck2(t *testing.T) {
 	for _, fn := range []cas.Function{cas.BLAKE3, cas.SHA256, cas.SHA1} {
@@ -74,7 +75,7 @@ func TestClientsOfTwoFunctions(t *testing.T) {
 func (c *client) buck2(t *testing.T, fn cas.Function) *buck2 {
 	t.Helper()
 	b := &buck2{fn: fn, client: c.in(calling{t, c.building(&repb.RequestMetadata{
-		ToolDetails: &repb.ToolDetails{ToolName: "buck2"}, ActionMnemonic: "cxx_compile",
+		ToolDetails: &repb.ToolDetails{ToolName: "buck2"}, ActionMnemonic: "genrule",
 		ToolInvocationId: "4b1c7d2e-0000-4000-8000-000000000001",
 	})})}
 	b.configure()
@@ -92,8 +93,24 @@ func (b *buck2) configure() {
 	}
 }
 
-// build executes an action with a large input and with a file, a directory and a symlink as outputs. It then executes
-// it again as a cache hit.
+// genruleDir is where Buck2 puts the script, the sources and the outputs of a genrule.
+const genruleDir = "buck-out/v2/gen/root/904931f735703749/__large__"
+
+// genruleScript is what Buck2 writes for a genrule, of which the last lines are the user's. $SRCDIR contains a link to
+// each source, and a genrule may write there.
+const genruleScript = `export BUCK_SCRATCH_PATH=../../../../../../../$BUCK_SCRATCH_PATH
+cd ` + genruleDir + `/srcs
+mkdir -p ./../out || exit 99
+export TMP=${TMPDIR:-/tmp}
+cd "$SRCDIR"
+wc -l < $SRCS > $OUT/count; cp $SRCS $OUT/copy
+echo scratch > scratch; mkdir -p below; mv scratch below
+echo scratch > $TMP/scratch; mkdir -p $BUCK_SCRATCH_PATH; cp $TMP/scratch $BUCK_SCRATCH_PATH
+mkdir $OUT/dir; echo one > $OUT/dir/one; ln -s count $OUT/link; echo said
+`
+
+// build executes a genrule with a large input and with a file, a directory and a symlink as outputs. It then executes it
+// again as a cache hit.
 func (b *buck2) build() {
 	b.Helper()
 	large := bytes.Repeat([]byte("a line of a large input\n"), 400_000) // 9.6 MB
@@ -107,17 +124,37 @@ func (b *buck2) build() {
 		data, _ := encoded(b, m)
 		return add(data)
 	}
-	sub := message(&repb.Directory{Files: []*repb.FileNode{{Name: "large.txt", Digest: add(large)}}})
+	dir := message(&repb.Directory{Directories: []*repb.DirectoryNode{
+		{Name: "sh", Digest: message(&repb.Directory{Files: []*repb.FileNode{
+			{Name: "genrule.sh", Digest: add([]byte(genruleScript)), IsExecutable: true},
+		}})},
+		{Name: "srcs", Digest: message(&repb.Directory{Symlinks: []*repb.SymlinkNode{
+			{Name: "large.txt", Target: "../../../../../../../src/large.txt"},
+		}})},
+	}})
+	parents := strings.Split(genruleDir, "/")
+	for _, name := range slices.Backward(parents[1:]) {
+		dir = message(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: name, Digest: dir}}})
+	}
 	root := message(&repb.Directory{
-		Files:       []*repb.FileNode{{Name: ".buckconfig", Digest: b.fn.Sum(nil).Proto()}},
-		Directories: []*repb.DirectoryNode{{Name: "src", Digest: sub}},
+		Files: []*repb.FileNode{{Name: ".buckconfig", Digest: b.fn.Sum(nil).Proto()}},
+		Directories: []*repb.DirectoryNode{
+			{Name: parents[0], Digest: dir},
+			{Name: "src", Digest: message(&repb.Directory{Files: []*repb.FileNode{{Name: "large.txt", Digest: add(large)}}})},
+		},
 	})
+	const out = genruleDir + "/out/"
 	command := message(&repb.Command{
-		// Programs must be found although PATH is not set. A genrule may write into $SRCDIR.
-		Arguments: []string{"sh", "-c", "wc -l < src/large.txt > buck-out/count; cp src/large.txt buck-out/copy; " +
-			"echo scratch > src/scratch; mkdir buck-out/dir; echo one > buck-out/dir/one; ln -s count buck-out/link; echo said"},
-		EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "BUCK_SCRATCH_PATH", Value: "buck-out/tmp"}},
-		OutputPaths:          []string{"buck-out/copy", "buck-out/count", "buck-out/dir", "buck-out/link"},
+		Arguments: []string{"/usr/bin/env", "bash", "-e", genruleDir + "/sh/genrule.sh"},
+		// Programs must be found although PATH is not set. All paths but the first are relative to $SRCDIR.
+		EnvironmentVariables: []*repb.Command_EnvironmentVariable{
+			{Name: "BUCK_SCRATCH_PATH", Value: "buck-out/v2/tmp/root/904931f735703749/__large__/genrule"},
+			{Name: "GEN_DIR", Value: "GEN_DIR_DEPRECATED"},
+			{Name: "OUT", Value: "../out"},
+			{Name: "SRCDIR", Value: "./."},
+			{Name: "SRCS", Value: "././large.txt"},
+		},
+		OutputPaths: []string{out + "copy", out + "count", out + "dir", out + "link"},
 		// Not set in the Action.
 		Platform: &repb.Platform{Properties: []*repb.Platform_Property{{Name: "OSFamily", Value: "linux"}}},
 	})
@@ -177,7 +214,7 @@ func (b *buck2) upload(blobs map[string][]byte) {
 func (b *buck2) check(r *repb.ActionResult, large []byte) {
 	b.Helper()
 	expect.That(b, r.ExecutionMetadata != nil, "no execution_metadata")
-	want := map[string]string{"buck-out/copy": string(large), "buck-out/count": "400000\n"}
+	want := map[string]string{genruleDir + "/out/copy": string(large), genruleDir + "/out/count": "400000\n"}
 	for _, f := range r.OutputFiles {
 		must.Be(b, f.Digest != nil, "output file %s has no digest", f.Path)
 		if got := b.load(f.Digest); got != want[f.Path] {
@@ -192,7 +229,7 @@ func (b *buck2) check(r *repb.ActionResult, large []byte) {
 	err := proto.Unmarshal([]byte(b.load(r.OutputDirectories[0].TreeDigest)), &tree)
 	expect.That(b, err == nil && len(tree.GetRoot().GetFiles()) == 1, "the Tree is %v, %v, want one file", &tree, err)
 	expect.That(b, len(r.OutputSymlinks) == 1 && r.OutputSymlinks[0].Target == "count",
-		"output_symlinks are %v, want buck-out/link -> count", r.OutputSymlinks)
+		"output_symlinks are %v, want out/link -> count", r.OutputSymlinks)
 }
 
 // load downloads a blob: a small one in a batch, a large one compressed.
