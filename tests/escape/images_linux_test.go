@@ -61,7 +61,7 @@ func TestEscapesFromImages(t *testing.T) {
 		return put(b)
 	}
 	text := must.Get(os.ReadFile(program))(t)
-	sub := &repb.Directory{}
+	sub := &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "empty", Digest: message(&repb.Directory{})}}}
 	for i := range 30 {
 		sub.Files = append(sub.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: put([]byte("original"))})
 	}
@@ -79,8 +79,8 @@ func TestEscapesFromImages(t *testing.T) {
 	for _, attack := range [][]string{
 		append([]string{"input-write"}, files...),
 		append([]string{"input-metadata"}, files...),
-		{"input-tree", "/build/dir/f07", "/build/dir"},
-		{"input-tree", "/build/dir/large", "/build/dir"},
+		{"input-tree", "/build/dir/f07", "/build/dir", "/build/dir/empty"},
+		{"input-tree", "/build/dir/large", "/build/dir", "/build/dir/empty"},
 		{"input-lease", "/build/dir/f07", "/build/dir"},
 		{"outside", "/etc", "/"},
 	} {

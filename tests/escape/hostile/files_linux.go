@@ -132,7 +132,8 @@ func inputName(r *report, args []string) {
 	unchanged(r, file)
 }
 
-// inputTree attacks a file and its directory, in a tree of inputs that accepts new entries.
+// inputTree attacks a file and its directory, in a tree of inputs that accepts new entries. The remaining arguments are
+// empty directories of the tree. They are given only if no directory of the tree belongs to the run.
 func inputTree(r *report, args []string) {
 	file, dir := args[0], args[1]
 	own, ownDir := dir+"/hostile-file", dir+"/hostile-dir"
@@ -164,6 +165,15 @@ func inputTree(r *report, args []string) {
 	r.refused("rename "+dir, unix.Rename(dir, "/build/gone"), no...)
 	r.refused("replace "+dir, unix.Rename(ownDir, dir), append(no, unix.EINVAL, unix.ENOTEMPTY)...)
 	r.refused("rmdir "+dir, unix.Rmdir(dir), append(no, unix.ENOTEMPTY)...)
+	for _, empty := range args[2:] {
+		for _, d := range []string{dir, empty} {
+			r.refused("chmod "+d, unix.Chmod(d, 0o700))
+			r.refused("chown "+d, unix.Chown(d, os.Getuid(), os.Getgid()))
+			r.refused("touch "+d, unix.UtimesNanoAt(unix.AT_FDCWD, d, []unix.Timespec{{Sec: 1}, {Sec: 1}}, 0))
+		}
+		r.refused("rename "+empty, unix.Rename(empty, own+"2"), no...)
+		r.refused("rmdir "+empty, unix.Rmdir(empty), no...)
+	}
 	// A whiteout would hide an input, and so would a directory that is opaque or has a redirect.
 	for _, name := range []string{own + "3", file, "/build/hostile-whiteout"} {
 		r.refused("whiteout "+name, unix.Mknod(name, unix.S_IFCHR, 0), unix.EEXIST)
