@@ -122,7 +122,7 @@ func guarantees(w *fixture) []guarantee {
 		},
 		{
 			name: "input-copy", promise: "Nothing makes the kernel copy such an input of 10 GiB into the memory of the run.",
-			attack: []string{"input-copy", "/build/tree/huge", "/build/tree"}, spec: overTree, reason: several + "owners and modes always apply",
+			attack: []string{"input-copy", "/build/tree/huge", "/build/tree", fmt.Sprint(huge)}, spec: overTree, reason: several + "owners and modes always apply",
 			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/huge")},
 		},
 		{

@@ -200,6 +200,9 @@ func relax(spec *sandbox.Spec, f sandbox.Features) {
 	}
 }
 
+// huge is the size of a sparse input.
+const huge int64 = 10 << 30
+
 // workspace returns a workspace with the inputs of every run.
 func workspace(ctx context.Context, b sandbox.Backend, l *sandbox.Limits) (sandbox.Workspace, error) {
 	ws, err := b.Workspace(ctx, l.OutputBytes, l.OutputFiles)
@@ -212,7 +215,7 @@ func workspace(ctx context.Context, b sandbox.Backend, l *sandbox.Limits) (sandb
 		inputFile(root.WriteFile, root.Chmod, "in-file"), inputFile(root.WriteFile, root.Chmod, "in-build"),
 		inputFile(root.WriteFile, root.Chmod, "in-dir/sub"),
 		root.MkdirAll("lower/tree", 0o755), root.Chmod("lower/tree", 0o777|os.ModeSticky), root.WriteFile("lower/tree/sub", []byte("original"), 0o644),
-		root.WriteFile("lower/tree/huge", nil, 0o644), os.Truncate(filepath.Join(root.Name(), "lower/tree/huge"), 10<<30),
+		root.WriteFile("lower/tree/huge", nil, 0o644), os.Truncate(filepath.Join(root.Name(), "lower/tree/huge"), huge),
 		root.Mkdir("lower/tree/empty", 0o777), root.Chmod("lower/tree/empty", 0o777|os.ModeSticky))
 	if err == nil && os.Geteuid() != 0 {
 		// The directory must be the run's, which has our user.

@@ -39,7 +39,7 @@ var soakAttacks = [][]string{
 	{"input-tree", "/build/tree/sub", "/build/tree"},
 	{"input-write", "/build/tree/sub"},
 	{"input-metadata", "/build/tree/sub"},
-	{"input-copy", "/build/tree/huge", "/build/tree"},
+	{"input-copy", "/build/tree/huge", "/build/tree", fmt.Sprint(huge)},
 	{"files", "/build/tree", "3000", "/build/tree/sub"},
 	{"leave", "/tmp", "/dev/shm", "/build"},
 	{"fill", "/tmp/big", "64"},

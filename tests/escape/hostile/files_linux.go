@@ -207,11 +207,12 @@ func inputTree(r *report, args []string) {
 	_ = os.RemoveAll(ownDir)
 }
 
-// inputCopy tries everything for which an overlay would copy a file, which is larger than what the run may write.
+// inputCopy tries everything for which an overlay would copy a file, which has a given size in bytes.
 func inputCopy(r *report, args []string) {
 	file, dir := args[0], args[1]
+	size, err := strconv.ParseInt(args[2], 10, 64)
 	var before, after unix.Statfs_t
-	if !r.must("statfs", unix.Statfs(dir, &before)) {
+	if !r.must("size", err) || !r.must("statfs", unix.Statfs(dir, &before)) {
 		return
 	}
 	for _, flags := range []int{unix.O_WRONLY, unix.O_RDWR, unix.O_WRONLY | unix.O_APPEND, unix.O_RDONLY | unix.O_TRUNC} {
@@ -232,7 +233,7 @@ func inputCopy(r *report, args []string) {
 		r.escape("%d blocks were used", before.Bfree-after.Bfree)
 	}
 	var st unix.Stat_t
-	if r.must("stat "+file, unix.Stat(file, &st)) && st.Size>>20 != 10<<10 {
+	if r.must("stat "+file, unix.Stat(file, &st)) && st.Size != size {
 		r.escape("%s has %d bytes", file, st.Size)
 	}
 }
