@@ -343,7 +343,8 @@ func guarantees(w *fixture) []guarantee {
 	}
 }
 
-// linksLeadNowhere opens the outputs of the attack like the worker does.
+// linksLeadNowhere checks that what the worker opens outputs with follows no link of the attack. TestOutputsLeadNowhere
+// attacks the worker.
 func linksLeadNowhere(out *os.Root) error {
 	for i := range 4 {
 		name := fmt.Sprintf("link%d", i)
@@ -357,7 +358,7 @@ func linksLeadNowhere(out *os.Root) error {
 	return nil
 }
 
-// swapsLeadNowhere reads the outputs of the attack like the worker does.
+// swapsLeadNowhere does the same while links appear and disappear.
 func swapsLeadNowhere(out *os.Root, secret string) error {
 	name := "swap/" + filepath.Base(secret)
 	for range 1000 {

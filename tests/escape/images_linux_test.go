@@ -146,3 +146,45 @@ func TestEscapesFromImages(t *testing.T) {
 	expect.That(t, len(report.Damaged) == 0 && report.Blobs != 0,
 		"of %d blobs, these are damaged: %v", report.Blobs, report.Damaged)
 }
+
+// TestOutputsLeadNowhere lets a worker collect the outputs of attacks that put links in their places. What the links lead
+// to must not be stored.
+func TestOutputsLeadNowhere(t *testing.T) {
+	w := newImageWorker(t)
+	secret := filepath.Join(w.dir, "elsewhere", "secret")
+	text := []byte("a secret of this host")
+	must.Succeed(t, os.Mkdir(filepath.Dir(secret), 0o755))
+	must.Succeed(t, os.WriteFile(secret, text, 0o644))
+	long := strings.Repeat("n", 255)
+	links, swap := []string{"links", secret, filepath.Dir(secret)}, []string{"swap", secret, "x"}
+	for _, c := range []struct {
+		attack, outputs, want []string // want are the outputs that are collected, if that does not depend on chance
+	}{
+		{
+			links, []string{"link0", "link1", "link1/secret", "link2", "link3", "link4", "fifo", "socket"},
+			[]string{"link0", "link1", "link2", "link3", "link4"},
+		},
+		{links, []string{""}, []string{""}},
+		{swap, []string{"swap"}, nil},
+		{swap, []string{"swap", "swap/secret"}, nil},
+		{[]string{"names"}, []string{"deep", long, "odd\x01"}, []string{long, "odd\x01"}},
+	} {
+		for round := range 5 {
+			r := w.attack(c.attack, round, c.outputs...).Result
+			var got []string
+			for _, o := range r.OutputFiles {
+				got = append(got, o.Path)
+			}
+			for _, o := range r.OutputDirectories {
+				got = append(got, o.Path)
+			}
+			for _, o := range r.OutputSymlinks {
+				got = append(got, o.Path)
+			}
+			slices.Sort(got)
+			expect.That(t, c.want == nil || slices.Equal(got, c.want), "%v: got outputs %q, want %q", c.attack, got, c.want)
+		}
+	}
+	missing := must.Get(w.in.Store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum(text)}))(t)
+	expect.That(t, len(missing) == 1, "the worker stored the file that the links lead to")
+}

@@ -405,7 +405,9 @@ func names(r *report, _ []string) {
 // links creates symlinks out of the outputs, and special files.
 func links(r *report, args []string) {
 	for i, to := range append(args, "/etc/shadow", "../../../../../../etc/shadow", "/proc/self/root") {
-		if !r.must("symlink", unix.Symlink(to, fmt.Sprintf("/build/link%d", i))) {
+		name := fmt.Sprintf("/build/link%d", i)
+		_ = os.Remove(name) // the parent directory of a declared output
+		if !r.must("symlink", unix.Symlink(to, name)) {
 			return
 		}
 	}
@@ -421,7 +423,7 @@ func links(r *report, args []string) {
 // swap leaves children that exchange a directory of outputs with links to the directory of a file while the run ends.
 func swap(r *report, args []string) {
 	name := "/build/swap/" + filepath.Base(args[0])
-	if !r.must("outputs", errors.Join(os.Mkdir("/build/swap", 0o700), os.WriteFile(name, []byte(original), 0o600))) {
+	if !r.must("outputs", errors.Join(os.MkdirAll("/build/swap", 0o700), os.WriteFile(name, []byte(original), 0o600))) {
 		return
 	}
 	for _, to := range []string{filepath.Dir(args[0]), strings.Repeat("../", 40) + filepath.Dir(args[0])} {
