@@ -9,13 +9,15 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
 // writable is a package whose actions write beside their inputs, as Bazel's own sandbox permits.
 var writable = map[string]string{
 	"BUILD.bazel": `
-load("@rules_cc//cc:defs.bzl", "cc_test")
+load("@rules_cc//cc:defs.bzl", "cc_library", "cc_test")
 load("@rules_shell//shell:sh_test.bzl", "sh_test")
 
 genrule(
@@ -46,10 +48,16 @@ sh_test(
     data = ["module.py"],
 )
 
+cc_library(
+    name = "covered",
+    srcs = ["covered.cc"],
+)
+
 cc_test(
     name = "cc_test",
     size = "small",
     srcs = ["test.cc"],
+    deps = [":covered"],
 )
 `,
 	"in/a.txt": "a\n",
@@ -73,8 +81,9 @@ cd writable
 /usr/bin/python3 -c 'import module; open("scratch.txt", "w").write("x")'
 ls __pycache__/module.*.pyc scratch.txt
 `,
-	"module.py": "x = 1\n",
-	"test.cc":   "int main() { return 0; }\n",
+	"module.py":  "x = 1\n",
+	"covered.cc": "int covered() { return 0; }\n",
+	"test.cc":    "int covered();\nint main() { return covered(); }\n",
 }
 
 // TestActionsWriteBesideTheirInputs builds and tests targets whose actions write into directories of their inputs.
@@ -82,6 +91,7 @@ func TestActionsWriteBesideTheirInputs(t *testing.T) {
 	sandboxtest.Tool(t, "/usr/local/go/bin/go")
 	sandboxtest.Tool(t, "/usr/bin/python3")
 	sandboxtest.Tool(t, "autoconf")
+	sandboxtest.Tool(t, "/usr/bin/gcov")
 	r := newRig(t, nil)
 	for name, text := range writable {
 		p := filepath.Join(r.Workspace, "writable", name)
@@ -95,12 +105,32 @@ func TestActionsWriteBesideTheirInputs(t *testing.T) {
 	for _, c := range [][]string{
 		{"build", "//writable:all"},
 		{"test", "//writable:all"},
-		{"coverage", "//writable:cc_test"},
+		{"coverage", "//writable:cc_test", "--test_output=all"},
 	} {
 		t.Run(c[0], func(t *testing.T) {
-			if build := r.bazel(t, c[0], c[1:]...); build.ExitCode != 0 {
+			build := r.bazel(t, c[0], c[1:]...)
+			if build.ExitCode != 0 {
 				t.Errorf("bazel %v: exit %d, want 0\n%s", c, build.ExitCode, build.Output)
 			}
+			if c[0] == "coverage" {
+				wantCovered(t, r, build)
+			}
 		})
+	}
+}
+
+// wantCovered checks the coverage of the library. Bazel's scripts write counters below the directory of the inputs, run
+// gcov in that directory, and succeed even if neither is writable.
+func wantCovered(t *testing.T, r *rig, build *bazelrun.Build) {
+	t.Helper()
+	for _, refusal := range []string{"Read-only file system", "Permission denied"} {
+		expect.That(t, !strings.Contains(build.Output, refusal), "a script could not write:\n%s", build.Output)
+	}
+	found := must.Get(filepath.Glob(filepath.Join(
+		r.Root, "base/execroot/*/bazel-out/*/testlogs/writable/cc_test/coverage.dat")))(t)
+	must.Be(t, len(found) == 1, "got reports %q, want one", found)
+	report := must.Get(os.ReadFile(found[0]))(t)
+	for _, want := range []string{`"file": "writable/covered.cc"`, `"execution_count": 1`} {
+		expect.Text(t, string(report), want, "coverage.dat")
 	}
 }
