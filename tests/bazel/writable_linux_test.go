@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -86,13 +87,21 @@ ls __pycache__/module.*.pyc scratch.txt
 	"test.cc":    "int covered();\nint main() { return covered(); }\n",
 }
 
-// TestActionsWriteBesideTheirInputs builds and tests targets whose actions write into directories of their inputs.
+// TestActionsWriteBesideTheirInputs builds and tests targets whose actions write into directories of their inputs, which
+// are protected differently if the server is an ordinary user's.
 func TestActionsWriteBesideTheirInputs(t *testing.T) {
 	sandboxtest.Tool(t, "/usr/local/go/bin/go")
 	sandboxtest.Tool(t, "/usr/bin/python3")
 	sandboxtest.Tool(t, "autoconf")
 	sandboxtest.Tool(t, "/usr/bin/gcov")
-	r := newRig(t, nil)
+	t.Run("current user", func(t *testing.T) { testWritable(t, nil) })
+	if os.Geteuid() == 0 {
+		t.Run("ordinary user", func(t *testing.T) { testWritable(t, unusedUser(t)) })
+	}
+}
+
+func testWritable(t *testing.T, user *syscall.Credential) {
+	r := newRig(t, user)
 	for name, text := range writable {
 		p := filepath.Join(r.Workspace, "writable", name)
 		mode := os.FileMode(0o644)
