@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -266,8 +267,9 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	n.stopSending() // Close waits for pending writes only after SendPending
 	if n.Upstream != nil {
 		n.overlay, err = overlay.New(overlay.Config{
-			Local: n.Store.Instance, Upstream: n.Upstream.instances, Policy: n.writePolicy,
-			Journal: storedir.Journal(n.Dir), RenewInterval: n.Renew(),
+			Local: n.Store.Instance, Policy: n.writePolicy,
+			Upstream: n.Upstream.full.instances(n.Upstream.instances, math.MaxInt64),
+			Journal:  storedir.Journal(n.Dir), RenewInterval: n.Renew(),
 			UpstreamInterval: n.Config.Upstream.RenewInterval, Log: n.Log,
 		})
 		if err != nil {
@@ -281,6 +283,7 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 			n.stopSending()
 		})
 	}
+	n.Ready.store.hint = n.FullHint
 	n.Instances = n.Ready.store.instances(n.Instances, n.Store.Stats().MaxBytes/2)
 	if wrap != nil {
 		n.Instances = wrap(n.Instances)

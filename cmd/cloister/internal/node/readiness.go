@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,26 +134,35 @@ const fullWindow = time.Minute
 
 // fullStore remembers writes that failed because the store or its upstream was full.
 type fullStore struct {
+	window time.Duration            // 0 means fullWindow
+	hint   func(l cas.Limit) string // nil means FullHint
+
 	mu    sync.Mutex
 	since time.Time // guarded by mu; of the first
 	last  time.Time // guarded by mu
 	text  string    // guarded by mu; error of the last
 }
 
-// note records the result of a write, and returns it.
+// note records the result of a write, and returns it. A blob that is too large for the upstream does not mean that it
+// is full.
 func (f *fullStore) note(err error) error {
-	if errors.Is(err, cas.ErrFull) || errors.Is(err, cas.ErrUpstreamFull) {
-		now := time.Now()
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if now.Sub(f.last) > fullWindow {
-			f.since = now
-		}
-		f.last, f.text = now, err.Error()
-		if full, ok := errors.AsType[*cas.FullError](err); ok {
-			f.text += "; " + FullHint(full.Limit)
-		}
+	if !errors.Is(err, cas.ErrFull) && !errors.Is(err, cas.ErrUpstreamFull) || errors.Is(err, errors.ErrUnsupported) {
+		return err
 	}
+	now, text := time.Now(), err.Error()
+	if full, ok := errors.AsType[*cas.FullError](err); ok {
+		hint := FullHint
+		if f.hint != nil {
+			hint = f.hint
+		}
+		text += "; " + hint(full.Limit)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Sub(f.last) > cmp.Or(f.window, fullWindow) {
+		f.since = now
+	}
+	f.last, f.text = now, text
 	return err
 }
 
@@ -160,7 +170,7 @@ func (f *fullStore) note(err error) error {
 func (f *fullStore) full(now time.Time) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.last.IsZero() || now.Sub(f.last) > fullWindow {
+	if f.last.IsZero() || now.Sub(f.last) > cmp.Or(f.window, fullWindow) {
 		return ""
 	}
 	return fmt.Sprintf("full since %s: %s", f.since.UTC().Format(time.RFC3339), f.text)

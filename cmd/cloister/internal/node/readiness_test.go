@@ -6,11 +6,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -132,6 +135,51 @@ func TestDownAtStartIsLoggedOnce(t *testing.T) {
 	if strings.Count(text.String(), "upstream is down") != 1 || strings.Count(text.String(), "upstream answers") != 1 {
 		t.Errorf("the log is\n%s", &text)
 	}
+}
+
+// TestFullUpstreamIsNoted checks that the operator learns why writes wait, and why the store is full of them.
+func TestFullUpstreamIsNoted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := castest.NewMemory()
+		far := faulty.New(memory, memory)
+		far.Fail(cas.ErrUpstreamFull, faulty.PutAll)
+		n := &Node{Config: &Config{writePolicy: overlay.WriteBack}, Upstream: &upstream{address: "s3://b"}}
+		n.Upstream.full.window = upstreamFullWindow
+		n.overlay = must.Get(overlay.New(overlay.Config{
+			Local: castest.Instances(), Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
+			Upstream: n.Upstream.full.instances(func(name string) (*cas.Instance, error) {
+				return &cas.Instance{Name: name, Store: far, Actions: far}, nil
+			}, math.MaxInt64),
+		}))(t)
+		defer n.overlay.Close(t.Context())
+		in := must.Get(n.overlay.Instance(""))(t)
+		must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, make([]byte, 1<<10)))(t)
+		expect.Equal(t, n.FullHint(cas.LimitBytes), FullHint(cas.LimitBytes)+"; 1.0 KiB wait to be sent to upstream s3://b")
+		time.Sleep(2 * time.Minute)
+		since := time.Now().Add(-2 * time.Minute).UTC().Format(time.RFC3339)
+		for range 3 {
+			notes := n.Notes()
+			must.Be(t, len(notes) == 2, "got %q, want two notes", notes)
+			expect.Text(t, notes[0], "upstream s3://b is full since "+since+": ")
+			expect.Text(t, notes[1], "1 blobs and results of 1.0 KiB wait to be sent to upstream s3://b")
+			expect.Text(t, n.FullHint(cas.LimitBytes),
+				"free space in upstream s3://b, for which 1.0 KiB wait here, "+FullHint(cas.LimitBytes))
+			time.Sleep(time.Hour)
+		}
+		far.Heal()
+		time.Sleep(11 * time.Minute)
+		expect.Equal(t, len(n.Notes()), 0, "notes afterwards")
+		expect.Equal(t, n.FullHint(cas.LimitBytes), FullHint(cas.LimitBytes))
+	})
+}
+
+// TestLargeBlobDoesNotMarkTheUpstreamAsFull: a blob above the limit of the upstream says nothing about its room.
+func TestLargeBlobDoesNotMarkTheUpstreamAsFull(t *testing.T) {
+	var f fullStore
+	_ = f.note(fmt.Errorf("put: %w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported))
+	expect.Equal(t, f.full(time.Now()), "")
+	_ = f.note(cas.ErrUpstreamFull)
+	expect.That(t, f.full(time.Now()) != "", "a full upstream is not noted")
 }
 
 // TestPendingWritesAreNoted checks that /ready says what waits for an upstream, and stays 200.

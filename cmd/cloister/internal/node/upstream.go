@@ -19,6 +19,9 @@ import (
 )
 
 const (
+	// upstreamFullWindow exceeds the time in which writes that a full upstream has rejected are repeated.
+	upstreamFullWindow = 11 * time.Minute
+
 	probeInterval = 10 * time.Second
 	probeTimeout  = 10 * time.Second
 	// stateInterval is the interval in which the circuit breaker is observed.
@@ -38,6 +41,7 @@ type upstream struct {
 	breaker   func() error // why calls fail without a request, nil if they do not
 	close     func() error
 	calls     *upstreamCalls
+	full      fullStore // writes to it
 
 	mu     sync.Mutex
 	reason error     // guarded by mu; why it does not answer, nil if it does
@@ -147,11 +151,34 @@ func (n *Node) Notes() []string {
 	if down != "" && n.writePolicy == overlay.WriteBack { // otherwise it is a reason not to be ready
 		notes = append(notes, down)
 	}
-	if s := n.overlay.Stats(); s.Pending > 0 && (down != "" || time.Since(s.Oldest) > time.Minute) {
+	s := n.overlay.Stats()
+	if text := n.Upstream.full.full(time.Now()); s.Pending > 0 && text != "" {
+		notes = append(notes, fmt.Sprintf("upstream %s is %s", n.Upstream.address, text))
+	}
+	if s.Pending > 0 && (down != "" || time.Since(s.Oldest) > time.Minute) {
 		notes = append(notes, fmt.Sprintf("%d blobs and results of %s wait to be sent to upstream %s, the oldest since %s",
 			s.Pending, sandbox.Bytes(s.PendingBytes), n.Upstream.address, s.Oldest.UTC().Format(time.RFC3339)))
 	}
 	return notes
+}
+
+// FullHint returns what the operator can do when the store has reached a limit. Pending writes stay leased until they
+// are sent.
+func (n *Node) FullHint(l cas.Limit) string {
+	hint := FullHint(l)
+	if n.overlay == nil {
+		return hint
+	}
+	bytes := n.overlay.Stats().PendingBytes
+	switch {
+	case bytes == 0:
+		return hint
+	case n.Upstream.full.full(time.Now()) != "":
+		return fmt.Sprintf("free space in upstream %s, for which %s wait here, %s", n.Upstream.address,
+			sandbox.Bytes(bytes), hint)
+	default:
+		return fmt.Sprintf("%s; %s wait to be sent to upstream %s", hint, sandbox.Bytes(bytes), n.Upstream.address)
+	}
 }
 
 // Down returns why and since when the upstream does not answer, or "".

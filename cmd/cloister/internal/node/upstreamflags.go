@@ -59,7 +59,10 @@ func (f *UpstreamFlags) policy(cmd *cobra.Command) (overlay.Policy, error) {
 // open connects to the upstream, or returns nil if there is none. The caller closes it. A server need not be reachable
 // yet, nor need a bucket if it is written later.
 func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced *tracing.Tracing) (*upstream, error) {
-	u := &upstream{address: f.Server + f.Bucket, calls: newUpstreamCalls(log), reason: errNotProbed, since: time.Now()}
+	u := &upstream{
+		address: f.Server + f.Bucket, calls: newUpstreamCalls(log), full: fullStore{window: upstreamFullWindow},
+		reason: errNotProbed, since: time.Now(),
+	}
 	switch {
 	case f.Server != "":
 		options, err := f.Identity.DialOptions(f.Server)

@@ -115,7 +115,7 @@ func (s *server) assembly() (c service.Config, err error) {
 	if n.Upstream != nil {
 		c.Queue.FetchBytes = n.Store.Stats().MaxBytes / 8 // leases must leave room for outputs
 	}
-	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, StreamIdle: s.StreamIdle, FullHint: node.FullHint, Unstated: s.functions.report}
+	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, StreamIdle: s.StreamIdle, FullHint: n.FullHint, Unstated: s.functions.report}
 	c.Workers = buildbarn.ServerConfig{Silence: s.Workers.timeout, Toolchain: s.Workers.toolchain, Ready: n.CheckUpstream, Page: s.page}
 	c.Actions = slices.Concat(s.Auth.checks(), s.limits.Options())
 	c.Access, c.History, c.Sampler = s.Auth.access(), s.history, s.sampler()
