@@ -57,6 +57,7 @@ type filer struct {
 func (s *filer) File(ctx context.Context, d cas.Digest, executable bool) (string, func(), error) {
 	path, release, err := s.localFiler.File(ctx, d, executable)
 	if !absentOrCorrupt(err) {
+		s.o.uses.add(blob, s.name, d)
 		return path, release, err
 	}
 	if err := s.fetchOne(ctx, d); err != nil {
@@ -79,6 +80,7 @@ func (s *locator) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, er
 		return nil, err
 	}
 	absent := absentOf(l, ds)
+	s.addUses(ds, absent, nil)
 	if len(absent) == 0 {
 		return l, nil
 	}

@@ -42,8 +42,8 @@ type uses struct {
 	due    []entry      // guarded by mu
 	sample []entry      // guarded by mu; of later uses
 	later  int          // guarded by mu; uses of which sample is a sample
-	// latest are hashes of uses since the last sample was taken. A batch uses each blob twice, when it is located and when
-	// it is read, and the second time must not cost a cache miss.
+	// latest are hashes of uses since the last sample was taken. A batch and an input root use each blob twice, when it is
+	// found and when it is read, and the second time must not cost a cache miss.
 	latest  [1 << 12]uint64 // guarded by mu
 	sampled time.Time       // guarded by mu; when the last sample was taken
 }

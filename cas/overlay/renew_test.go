@@ -108,14 +108,34 @@ func TestUsedBlobsDoNotExpire(t *testing.T) {
 			}
 			return err
 		},
+		"Locate": func(t *testing.T, s cas.Store, d cas.Digest) error {
+			l, err := locate(t, s, []cas.Digest{d})
+			if err == nil {
+				l.Release()
+			}
+			return err
+		},
+		"File": func(t *testing.T, s cas.Store, d cas.Digest) error {
+			f, ok := cas.As[cas.Filer](s)
+			must.Be(t, ok, "the overlay is not a cas.Filer")
+			_, release, err := f.File(t.Context(), d, false)
+			if err == nil {
+				release()
+			}
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				upstream := &expiringStore{
 					Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
 				}
-				local := castest.NewMemory()
-				o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream)})
+				memory := castest.NewMemory()
+				local := one(memory, memory)
+				if name == "Locate" || name == "File" {
+					local = onDisk(t, t.TempDir())
+				}
+				o := open(t, overlay.Config{Local: local, Upstream: one(upstream, upstream)})
 				s := instance(t, o).Store
 				_, used := put(t, s, 1, 100)
 				_, idle := put(t, s, 2, 100)
