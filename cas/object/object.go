@@ -3,9 +3,9 @@
 // Package object implements the store and the action cache of package cas in a bucket of Amazon S3, of an S3-compatible
 // server or of Google Cloud Storage. It caches no blobs on this host, and deletes none from the bucket.
 // The package does not trust the contents of the bucket: it verifies downloads of whole blobs against the digest, and
-// an upload becomes visible only after its last byte was verified. It checks only the length of a download from an offset,
-// which resumes one or reads a part of a blob. It trusts results, which only a checksum protects: anyone with write
-// access to the bucket determines the results of actions.
+// an upload becomes visible only after its last byte was verified. It checks only the length of a download from an
+// offset, which resumes one or reads a part of a blob. It trusts results, which only a checksum protects: anyone with
+// write access to the bucket determines the results of actions.
 //
 // # Cost
 //

@@ -411,8 +411,8 @@ func TestServerErrors(t *testing.T) {
 	})
 }
 
-// TestTooLargeRequestIsUnsupported checks that callers do not repeat an upload that exceeds a limit of the server or of a
-// proxy.
+// TestTooLargeRequestIsUnsupported checks that callers do not repeat an upload that exceeds a limit of the server or of
+// a proxy.
 func TestTooLargeRequestIsUnsupported(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
