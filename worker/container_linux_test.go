@@ -140,6 +140,11 @@ func TestUnpinnedImages(t *testing.T) {
 		if second, err := c.Admit(t.Context(), &Task{Action: action}); err != nil || first.MergeKey == second.MergeKey {
 			t.Errorf("image %q: the tag moved, and both requests have the merge key %q (%v)", row.image, first.MergeKey, err)
 		}
+		if row.cached {
+			c.run(r, task, "") // a hit, as admitted
+			moved := c.run(r, Task{Action: action}, "second\n")
+			expect.That(t, !moved.outcome.Cached, "image %q: the tag moved, and the old image's result is a hit", row.image)
+		}
 		task.SkipCacheLookup = true
 		c.run(r, task, "first\n") // as admitted
 		s.pins[tag] = pinnedOne

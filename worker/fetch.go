@@ -54,7 +54,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*request, *Outcome, error) 
 	if !t.SkipCacheLookup && !l.uncacheable(t, req) && !req.Action.DoNotCache {
 		r, err := cas.LookupComplete(results.State(ctx, t.Target, t.Mnemonic), in, t.Action)
 		// Another writer may have cached a failure; this worker never does (rule 68).
-		if err == nil && r.ExitCode == 0 {
+		if err == nil && r.ExitCode == 0 && !req.root.moved(r) {
 			out := &Outcome{Result: r, Cached: true}
 			out.Manifest, out.StableHash = RecordedManifest(r)
 			return req, out, nil

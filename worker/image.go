@@ -10,11 +10,13 @@ import (
 	"strings"
 	"syscall"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/internal/pulls"
+	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
 // Images turns the container images that actions name into root file systems. Implementations can use package image and
@@ -43,6 +45,13 @@ type rootFS struct {
 
 // own reports whether the action sees nothing of this host.
 func (r *rootFS) own() bool { return r.image != "" || !r.digest.IsZero() }
+
+// moved reports whether r was made in another image, which the action named before its tag moved, or before the
+// default properties of the policy changed.
+func (r *rootFS) moved(result *repb.ActionResult) bool {
+	made := results.Recorded(result)
+	return made.GetUnpinned() && made.GetImage() != r.image
+}
 
 // setRoot sets the root file system of req: that of t, or the image that the properties name. loadImage reads it later.
 func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *request, admission bool) error {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -108,6 +109,44 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
 		refuse := results.OtherImage(c.permitted, func(string) bool { return c.byDefault })
 		if why := refuse(t.Context(), "", cas.Digest{}, r); (why == "") != c.served {
+			t.Errorf("%s: got refusal %q, want it served: %t", c.name, why, c.served)
+		}
+	}
+}
+
+// TestResultsOfAMovedImageAreMisses: a result whose image the action does not determine is a miss once the action names
+// another image, or none, and a hit while the registry does not answer.
+func TestResultsOfAMovedImageAreMisses(t *testing.T) {
+	b := newBench(t, compiles)
+	tagged := func(image string) cas.Digest {
+		return b.action(command(func(c *repb.Command) { c.Platform = platform("container-image", image) }))
+	}
+	byDefault := must.Get(policy.Parse("p.yaml", []byte("version: 1\ndefault_properties:\n  \"\": {container-image: \"docker://x:default\"}\n")))(t)
+	for _, c := range []struct {
+		name   string
+		policy *policy.Policy
+		action cas.Digest
+		made   *cloisterpb.Execution
+		served bool
+	}{
+		{"a tag", policy.Default(), tagged("docker://x:one"), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, true},
+		{"a tag that moved", policy.Default(), tagged("docker://x:one"), &cloisterpb.Execution{Image: "x@two", Unpinned: true}, false},
+		{"a pinned image", policy.Default(), tagged("docker://x:one"), &cloisterpb.Execution{Image: "x@two"}, true},
+		{"the default", byDefault, b.action(nil), &cloisterpb.Execution{Image: "x@default", Unpinned: true}, true},
+		{"another default", byDefault, b.action(nil), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, false},
+		{"no default any more", policy.Default(), b.action(nil), &cloisterpb.Execution{Image: "x@default", Unpinned: true}, false},
+		{"a registry that fails", policy.Default(), tagged("docker://x:down"), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, true},
+		{"an action that is gone", policy.Default(), cas.SHA256.Sum([]byte("gone")), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, false},
+	} {
+		aux := must.Get(anypb.New(c.made))(t)
+		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
+		refuse := results.MovedImage(b.cfg.Instances, c.policy, func(_ context.Context, _, value string) (string, error) {
+			if value == "docker://x:down" {
+				return "", errors.New("connection refused")
+			}
+			return strings.Replace(strings.TrimPrefix(value, "docker://"), ":", "@", 1), nil
+		})
+		if why := refuse(t.Context(), "", c.action, r); (why == "") != c.served {
 			t.Errorf("%s: got refusal %q, want it served: %t", c.name, why, c.served)
 		}
 	}

@@ -90,6 +90,32 @@ func (i imageOf) Root(context.Context, string, string, cas.Digest) (cas.Digest, 
 	return i.root, nil, nil
 }
 
+// TestMovedTagIsAMiss: a client that looks up a cached result of a tag does not get that of the image before.
+func TestMovedTagIsAMiss(t *testing.T) {
+	instances := castest.Instances()
+	in := must.Get(instances(""))(t)
+	command := must.Get(cas.PutProto(t.Context(), in.Store, cas.SHA256, &repb.Command{
+		Platform: &repb.Platform{Properties: []*repb.Platform_Property{{Name: "container-image", Value: "docker://a/b:tag"}}},
+	}))(t)
+	action := must.Get(cas.PutProto(t.Context(), in.Store, cas.SHA256, &repb.Action{CommandDigest: command.Proto()}))(t)
+	server := must.Get(service.NewServer(t.Context(), service.Config{Worker: worker.Config{
+		Name: "w", Instances: instances, Backend: unable{}, Toolchain: []sandbox.Input{}, Fingerprint: func() string { return "none" },
+		Features: sandbox.Features{Audits: []sandbox.Audit{sandbox.AuditOff}, Root: true}, Images: imageOf{}, CacheUnpinned: true,
+	}}))(t)
+	defer server.Close()
+	g := grpc.NewServer(casserver.ServerOptions(nil)...)
+	must.Succeed(t, server.Register(g))
+	client := repb.NewActionCacheClient(grpctest.Connect(t, g))
+	for image, want := range map[string]codes.Code{"a/b@sha256:1": codes.OK, "a/b@sha256:2": codes.NotFound} {
+		aux := must.Get(anypb.New(&cloisterpb.Execution{Image: image, Unpinned: true}))(t)
+		must.Succeed(t, in.Actions.Record(t.Context(), action, &repb.ActionResult{
+			ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}},
+		}))
+		_, err := client.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: action.Proto()})
+		expect.Equal(t, status.Code(err), want, "a result of %s: %v", image, err)
+	}
+}
+
 // TestDefaultImageRunsOnAWorkerWithImages: an action whose image only the workers' policy names goes to a worker that
 // runs images after one that runs none has refused it.
 func TestDefaultImageRunsOnAWorkerWithImages(t *testing.T) {

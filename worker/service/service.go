@@ -237,6 +237,9 @@ func (m *machine) confine(ctx context.Context, c *Config, all cas.Instances) (er
 				return strings.EqualFold(p.Name, results.ImageProperty) && p.Value != "" && !strings.EqualFold(p.Value, results.NoImage)
 			})
 		}))
+		if w.CacheUnpinned {
+			w.Instances = results.Filter(w.Instances, results.MovedImage(all, w.Policy, w.Images.Pin))
+		}
 	}
 	if w.Certificates == nil {
 		if w.Certificates, err = sandbox.HostCertificates(); err != nil {

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
 // ImageProperty is the platform property that names a container image, and NoImage its value for none.
@@ -97,6 +98,42 @@ func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 			return fmt.Sprintf("its image was for %+.80q, and this machine is %s", e.GetImageArchitecture(), runtime.GOARCH)
 		case e.GetToolchain() != "" && e.GetImage() == "" && byDefault(instance):
 			return "it was made with the toolchain of this machine, and the default properties name an image"
+		}
+		return ""
+	}
+}
+
+// MovedImage returns a function for Filter that refuses results of an image that the action's digest does not determine
+// if the action would run in another one now: its tag moved, or the default properties of p changed. pin returns the
+// reference with a digest of the image that a property value names in an instance. While it fails, such results are
+// served. next has the actions.
+func MovedImage(next cas.Instances, p *policy.Policy, pin func(ctx context.Context, instance, value string) (string, error)) Refusal {
+	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) string {
+		made := Recorded(r)
+		if !made.GetUnpinned() {
+			return ""
+		}
+		in, err := next(instance)
+		ask := policy.Request{Instance: instance}
+		if err == nil {
+			ask.Properties, err = readProperties(ctx, in, action)
+		}
+		if err != nil {
+			return fmt.Sprintf("the image that the action names is unknown: %v", err)
+		}
+		now := NoImage
+		for _, q := range p.Properties(ask) {
+			if strings.EqualFold(q.Name, ImageProperty) && q.Value != "" {
+				now = q.Value
+			}
+		}
+		if !strings.EqualFold(now, NoImage) {
+			if now, err = pin(ctx, instance, now); err != nil {
+				return ""
+			}
+		}
+		if now != made.Image {
+			return fmt.Sprintf("it was made in the image %+.300q instead of %+.300q", made.Image, now)
 		}
 		return ""
 	}
