@@ -36,12 +36,16 @@ type Scan struct {
 	Entries int
 	// directories are the modification times of the directories in nanoseconds, which change with their entries.
 	directories map[string]int64
+	// files are the inputs that are no directories, by source; an absent one is zero.
+	files map[string]entry
 }
 
 // Read scans the sources of inputs. A directory that this user may not list is hashed as unreadable. It reads
 // directories concurrently.
 func Read(ctx context.Context, inputs []sandbox.Input) (*Scan, error) {
-	s := &scanner{ctx: ctx, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0)), scan: Scan{directories: map[string]int64{}}}
+	s := &scanner{ctx: ctx, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0)), scan: Scan{
+		directories: map[string]int64{}, files: map[string]entry{},
+	}}
 	for _, in := range inputs {
 		if !slices.ContainsFunc(inputs, func(other sandbox.Input) bool { return below(in.Source, other.Source) }) {
 			s.add(in.Target, in.Source)
@@ -65,10 +69,16 @@ func Read(ctx context.Context, inputs []sandbox.Input) (*Scan, error) {
 // below reports whether the path a is below b.
 func below(a, b string) bool { return strings.HasPrefix(a, b+"/") }
 
-// current reports whether no directory has gained, lost or replaced an entry since the scan.
+// current reports whether no directory has gained, lost or replaced an entry since the scan, and no input that is a file
+// has changed.
 func (s *Scan) current() bool {
 	for path, modified := range s.directories {
 		if now, err := modifiedAt(path); err != nil || now != modified {
+			return false
+		}
+	}
+	for path, e := range s.files {
+		if now, _ := entryAt(path); now != e {
 			return false
 		}
 	}
@@ -98,18 +108,27 @@ type entry struct {
 
 // add hashes the file or directory at source, which actions see at target.
 func (s *scanner) add(target, source string) {
-	info, err := os.Lstat(source)
-	if err != nil {
-		s.record(target, nil, 0, err)
-		return
-	}
-	e := entryOf(source, info)
+	e, err := entryAt(source)
 	if e.mode.IsDir() {
 		s.directory(target, source, e.modified)
 		return
 	}
+	s.scan.files[source] = e // only Read's own goroutine adds
+	if err != nil {
+		s.record(target, nil, 0, err)
+		return
+	}
 	e.name = filepath.Base(target)
 	s.record(target, e.append(nil), 1, nil)
+}
+
+// entryAt returns the entry at path.
+func entryAt(path string) (entry, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return entry{}, err
+	}
+	return entryOf(path, info), nil
 }
 
 // entryOf returns the entry that info describes.
@@ -246,8 +265,8 @@ func (w *Watch) begin() {
 }
 
 // Fingerprint returns the fingerprint, or "" if the toolchain cannot be read or its first scan takes longer than a
-// minute, for which Fingerprint waits. Later changes appear within a few seconds, or within a minute if no directory
-// changes.
+// minute, for which Fingerprint waits. Later changes appear within a few seconds, or within a minute if neither a
+// directory nor an input that is a file changes.
 func (w *Watch) Fingerprint() string {
 	fingerprint, checking, age := w.last()
 	if checking == nil || age < blockingAge {

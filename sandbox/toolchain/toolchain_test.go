@@ -108,6 +108,18 @@ func TestWatchNoticesChanges(t *testing.T) {
 	if !strings.Contains(text.String(), "the toolchain of this host changed") {
 		t.Errorf("log: got %q, want the change", text.String())
 	}
+	// As ldconfig does; no directory among the inputs has it.
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "etc/ld.so.cache~"), []byte("another cache"), 0o755))
+	must.Succeed(t, os.Rename(filepath.Join(dir, "etc/ld.so.cache~"), filepath.Join(dir, "etc/ld.so.cache")))
+	previous := second
+	second = after(backgroundAge)
+	expect.That(t, second != previous && second == fingerprint(t, inputs),
+		"after a replaced input: got %s, want another fingerprint than %s", second, previous)
+	must.Succeed(t, os.Remove(filepath.Join(dir, "etc/ld.so.cache")))
+	previous = second
+	second = after(backgroundAge)
+	expect.That(t, second != previous && second == fingerprint(t, inputs),
+		"after a removed input: got %s, want another fingerprint than %s", second, previous)
 	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "usr/lib/__pycache__"), 0o755))
 	expect.Equal(t, after(backgroundAge), second, "after a new __pycache__")
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "usr/bin/cc"), []byte("patched in place"), 0o755))
