@@ -96,7 +96,8 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 		Config: c, uploads: u, memory: memory, chunkings: make(chan struct{}, maxChunkings),
 	})
 	s.RegisterService(&byteStreamDesc, &byteStream{
-		Config: c, uploads: u, memory: memory, deciding: semaphore.NewWeighted(maxDecidingMemory),
+		Config: c, uploads: u, memory: memory,
+		deciding: semaphore.NewWeighted(maxDecidingMemory), forks: semaphore.NewWeighted(maxForks),
 	})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 	return u.close, nil

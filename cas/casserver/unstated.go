@@ -9,7 +9,10 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"runtime/debug"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -92,13 +95,17 @@ const (
 	maxDeciding = 16 << 20
 	// maxDecidingMemory limits all of these blobs together.
 	maxDecidingMemory = 4 * maxDeciding
+	// maxForks limits the uploads that are stored under every function that they may have.
+	maxForks = 8
 )
 
-// A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports it. If
-// the blob is larger, or memory is short, and its function is not the assumed one, the client must send it again.
+// A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports it. A
+// blob that is larger, or for which memory is short, is written once for each function, of which the store keeps one.
+// If forks is nil or exhausted, and its function is not the assumed one, the client must send it again.
 type decidingStore struct {
 	cas.Store
 	memory *semaphore.Weighted
+	forks  *semaphore.Weighted // nil if the functions of the instance's clients are known
 	others []cas.Digest
 	report func(cas.Function) error
 }
@@ -106,7 +113,11 @@ type decidingStore struct {
 // Put implements cas.Store.
 func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if d.Size() > maxDeciding || !s.memory.TryAcquire(d.Size()) {
-		return s.putUnread(ctx, d, r)
+		if s.forks == nil || !s.forks.TryAcquire(1) {
+			return s.putUnread(ctx, d, r)
+		}
+		defer s.forks.Release(1)
+		return s.putAsEach(ctx, d, r)
 	}
 	defer s.memory.Release(d.Size())
 	data, err := io.ReadAll(io.LimitReader(r, d.Size()+1))
@@ -123,6 +134,83 @@ func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error
 		return s.Store.Put(ctx, d, bytes.NewReader(data))
 	}
 	return cas.Mismatch(d, d.Function().Sum(data))
+}
+
+// putAsEach stores a blob under each function that it may have. All but one fail, since the content does not match.
+func (s decidingStore) putAsEach(ctx context.Context, d cas.Digest, r io.Reader) error {
+	f := &fork{put: func(d cas.Digest, r io.Reader) error { return s.Store.Put(ctx, d, r) }, others: s.others}
+	defer f.end(errNotMeant)
+	tee := io.TeeReader(r, f)
+	err := s.Store.Put(ctx, d, tee)
+	if err == nil {
+		return s.report(d.Function())
+	}
+	if !errors.Is(err, cas.ErrMismatch) {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, tee); err != nil { // the others need the end
+		return err
+	}
+	f.end(nil)
+	for i, other := range f.errs {
+		switch {
+		case other == nil:
+			return s.report(s.others[i].Function())
+		case !errors.Is(other, cas.ErrMismatch):
+			err = other
+		}
+	}
+	return err
+}
+
+// errNotMeant ends puts under functions that a blob does not have.
+var errNotMeant = errors.New("the blob has another digest function")
+
+// A fork copies what is written to it into puts of other digests. They begin with the first write, so that the put
+// that it accompanies reserves its space first.
+type fork struct {
+	put     func(cas.Digest, io.Reader) error
+	others  []cas.Digest
+	to      []*io.PipeWriter // nil before the first write
+	errs    []error          // of others
+	running sync.WaitGroup
+	// panicked is what a put panicked with.
+	panicked atomic.Value
+}
+
+// Write implements io.Writer. It does not fail: a put that has ended ignores the rest.
+func (f *fork) Write(p []byte) (int, error) {
+	if f.to == nil {
+		f.errs = make([]error, len(f.others))
+		for i, d := range f.others {
+			r, w := io.Pipe()
+			f.to = append(f.to, w)
+			f.running.Go(func() {
+				defer r.Close()
+				defer func() {
+					if p := recover(); p != nil { // the caller's goroutine handles it
+						f.panicked.Store(fmt.Sprintf("%v\n%s", p, debug.Stack()))
+					}
+				}()
+				f.errs[i] = f.put(d, r)
+			})
+		}
+	}
+	for _, w := range f.to {
+		_, _ = w.Write(p)
+	}
+	return len(p), nil
+}
+
+// end ends the content, with an error or, if that is nil, with io.EOF, and waits for the puts. Later calls do nothing.
+func (f *fork) end(err error) {
+	for _, w := range f.to {
+		_ = w.CloseWithError(err)
+	}
+	f.running.Wait()
+	if p := f.panicked.Swap(""); p != nil && p != "" {
+		panic(p)
+	}
 }
 
 // putUnread stores a blob if it has the assumed function. Otherwise it reports the actual one and asks the client to

@@ -79,12 +79,16 @@ func (s *byteStream) write(u *upload) (int64, error) {
 	}
 	store := in.Store
 	if others := s.candidates(in, r.function, d); len(others) > 0 {
-		store = decidingStore{store, s.deciding, others, func(f cas.Function) error {
+		deciding := decidingStore{Store: store, memory: s.deciding, others: others, report: func(f cas.Function) error {
 			if slices.Contains(in.Unstated, f) {
 				return nil
 			}
 			return s.Unstated(ctx, in.Name, f)
 		}}
+		if s.undecided(in, r.function, d) { // later, every large blob would be written twice
+			deciding.forks = s.forks
+		}
+		store = deciding
 	}
 	switch {
 	case len(missing) == 0:
