@@ -106,7 +106,9 @@ func (c *Config) tryLayer(ctx context.Context, l *layer, u *used) (ops []op, err
 		return nil, err
 	}
 	defer body.Close()
-	raw := &meter{r: body, sum: sha256.New(), n: share{total: &u.raw}, limit: u.limits.Bytes, seen: u.progress, asking: c.asking}
+	raw := &meter{
+		r: body, sum: sha256.New(), n: share{total: &u.raw}, limit: u.limits.Bytes, seen: u.progress, asking: c.asking,
+	}
 	out := &meter{sum: sha256.New(), n: share{total: &u.bytes}, limit: u.limits.Bytes}
 	r := &layerReader{
 		config: c, limits: u.limits, batch: cas.NewBatch(c.Store),
