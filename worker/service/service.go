@@ -133,6 +133,7 @@ type machine struct {
 	telemetry  *telemetry.Metrics
 	stager     *tree.Stager // nil without a backend
 	copyReason error
+	confirmer  *results.Confirmer // nil without a scanned toolchain
 	local      *worker.Local
 	closers    []func() error // called by Close in reverse order
 }
@@ -183,7 +184,11 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 	if err := m.confine(ctx, c, all); err != nil {
 		return nil, err
 	}
-	if m.local, err = worker.New(c.Worker); err != nil {
+	local := c.Worker
+	if m.confirmer != nil { // results that others record have their toolchains
+		local.Instances = m.confirmer.Watch(local.Instances)
+	}
+	if m.local, err = worker.New(local); err != nil {
 		return nil, err
 	}
 	m.metrics.cache("messages", m.caches.messages, m.local.CachedBytes)
@@ -198,8 +203,8 @@ func described(ctx context.Context) (target, mnemonic string) {
 	return t.Target, t.Mnemonic
 }
 
-// confine fills in what the sandbox determines: what it can enforce, how inputs are staged, and the toolchain. The
-// action caches of all hide nothing.
+// confine fills in what the sandbox determines: what it can enforce, how inputs are staged, and the toolchain.
+// all is Config.Worker.Instances before newMachine filters them.
 func (m *machine) confine(ctx context.Context, c *Config, all cas.Instances) (err error) {
 	w := &c.Worker
 	if w.Backend == nil {
@@ -222,9 +227,8 @@ func (m *machine) confine(ctx context.Context, c *Config, all cas.Instances) (er
 			c.Join.Toolchain = watch.Last
 		}
 		if all != nil {
-			confirmer := results.NewConfirmer(all, watch.Scanned, w.Log)
-			m.onClose(func() error { confirmer.Close(); return nil }) // after the watch, for which it may wait
-			w.Instances = confirmer.Watch(w.Instances)
+			m.confirmer = results.NewConfirmer(all, watch.Scanned, w.Log)
+			m.onClose(func() error { m.confirmer.Close(); return nil }) // after the watch, for which it may wait
 		}
 		m.onClose(func() error { watch.Close(); return nil })
 	}
