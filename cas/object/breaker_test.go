@@ -242,11 +242,14 @@ func TestRefusingBucketDelaysWriteBack(t *testing.T) {
 				data, _ := castest.Blob(3, 1000)
 				d := put(t, in.Store, data)
 				must.Succeed(t, in.Actions.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
+				var want []cas.Digest // what is not local, unless the bucket answers the query, which renews nothing
+				if c.all {
+					want = []cas.Digest{b.present}
+				}
 				var before int
 				for range 10 {
 					missing, err := in.Store.Missing(t.Context(), []cas.Digest{b.present, d})
-					expect.That(t, err == nil && slices.Equal(missing, []cas.Digest{b.present}),
-						"got missing %v, %v, want only the blob that is not local", missing, err)
+					expect.That(t, err == nil && slices.Equal(missing, want), "got missing %v, %v, want %v", missing, err, want)
 					time.Sleep(time.Minute)
 					if before == 0 {
 						before = b.requests()
