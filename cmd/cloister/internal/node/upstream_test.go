@@ -163,7 +163,8 @@ func TestServerIsCheckedAtStart(t *testing.T) {
 	}
 }
 
-// TestAbsentBucketEndsTheStart checks that a node does not wait for a bucket that does not exist.
+// TestAbsentBucketEndsTheStart checks that a node does not wait for a bucket that does not exist, whether its own check
+// or an earlier probe in the background has found that out.
 func TestAbsentBucketEndsTheStart(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
@@ -181,6 +182,11 @@ func TestAbsentBucketEndsTheStart(t *testing.T) {
 		must.Be(t, ok && e.Code == exit.Environment && errors.Is(err, object.ErrNoBucket),
 			"%s: got %v, want ErrNoBucket and exit code %d", mode, err, exit.Environment)
 		expect.Message(t, err, "--store: ")
+		c := must.Get(object.New(t.Context(), object.Config{URL: f.Bucket}))(t)
+		<-c.Probed()
+		e, ok = errors.AsType[*exit.Error](f.started("--store", c.Check(t.Context()), mode == "back"))
+		expect.That(t, ok && e.Code == exit.Environment, "%s: got %v after a probe, want exit code %d", mode, e, exit.Environment)
+		must.Succeed(t, c.Close())
 	}
 }
 
