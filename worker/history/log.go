@@ -34,8 +34,8 @@ const (
 	maxBuffered = 4096
 	// maxLine bounds the bytes of an entry; its texts take less.
 	maxLine = 64 << 10
-	// maxReaders limits concurrent searches, each of which holds a block or two in memory. A slow reader delays only
-	// other readers.
+	// maxReaders limits the searches that read at once. One that waits for its client does not count, so that a client
+	// that does not receive delays nobody; it still holds a block or two in memory.
 	maxReaders = 32
 )
 

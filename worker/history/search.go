@@ -23,16 +23,19 @@ var errStop = errors.New("enough")
 //
 // Search may read everything that is kept; it takes about 0.1 s for 100 MB in the page cache.
 func (l *Log) Search(ctx context.Context, f Filter, limit int, visit func(*Entry) error) error {
+	return l.search(ctx, f, limit, &readerSlot{readers: l.readers}, visit)
+}
+
+// search is Search with a slot that visit may suspend.
+func (l *Log) search(ctx context.Context, f Filter, limit int, slot *readerSlot, visit func(*Entry) error) error {
 	if limit <= 0 {
 		return nil
 	}
 	f = f.bound()
-	select {
-	case l.readers <- struct{}{}:
-		defer func() { <-l.readers }()
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := slot.acquire(ctx); err != nil {
+		return err
 	}
+	defer slot.release()
 	if err := l.flush(ctx); err != nil {
 		return err
 	}
@@ -63,6 +66,41 @@ func (l *Log) Search(ctx context.Context, f Filter, limit int, visit func(*Entry
 		}
 	}
 	return nil
+}
+
+// A readerSlot is the right of one search to read segments: one of Log.readers.
+type readerSlot struct {
+	readers chan struct{}
+	held    bool
+}
+
+// acquire waits for a slot until ctx ends.
+func (s *readerSlot) acquire(ctx context.Context) error {
+	select {
+	case s.readers <- struct{}{}:
+		s.held = true
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// release releases the slot if it is held.
+func (s *readerSlot) release() {
+	if s.held {
+		s.held = false
+		<-s.readers
+	}
+}
+
+// suspend releases the slot while f runs, which may wait for a client, and then waits for a slot again. After an error
+// the search has none.
+func (s *readerSlot) suspend(ctx context.Context, f func() error) error {
+	s.release()
+	if err := f(); err != nil {
+		return err
+	}
+	return s.acquire(ctx)
 }
 
 // A search is the state of Search.

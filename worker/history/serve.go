@@ -63,10 +63,7 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 		limit = min(limit, maxDistinct)
 	}
 	var page cloisterpb.ListHistoryResponse
-	send := func(least int) error {
-		if len(page.Entries) < least {
-			return nil
-		}
+	send := func() error {
 		err := to.Send(&page)
 		page.Entries = nil
 		return err
@@ -78,12 +75,15 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 	if req.AllInstances {
 		filter.Instances = func(name string) bool { return s.reads == nil || s.reads(to.Context(), name) }
 	}
-	err := s.log.Search(to.Context(), filter, limit, func(e *Entry) error {
-		page.Entries = append(page.Entries, e.proto())
-		return send(pageSize)
+	slot := &readerSlot{readers: s.log.readers}
+	err := s.log.search(to.Context(), filter, limit, slot, func(e *Entry) error {
+		if page.Entries = append(page.Entries, e.proto()); len(page.Entries) < pageSize {
+			return nil
+		}
+		return slot.suspend(to.Context(), send)
 	})
-	if err == nil {
-		err = send(1)
+	if err == nil && len(page.Entries) > 0 {
+		err = send()
 	}
 	var sent interface{ GRPCStatus() *status.Status } // an error of Send
 	switch {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,6 +83,68 @@ func TestListServesSearches(t *testing.T) {
 	for _, req := range []*cloisterpb.ListHistoryRequest{{Limit: -1}, {InstanceName: "blobs"}, {InstanceName: "main", AllInstances: true}} {
 		expect.Code(t, expect.Err(listed(t, c, req)), codes.InvalidArgument, "%v", req)
 	}
+}
+
+// rest returns the number of entries that a call has yet to send.
+func rest(t *testing.T, s grpc.ServerStreamingClient[cloisterpb.ListHistoryResponse]) (n int) {
+	t.Helper()
+	for {
+		page, err := s.Recv()
+		if err == io.EOF {
+			return n
+		}
+		must.Succeed(t, err)
+		n += len(page.Entries)
+	}
+}
+
+// TestUnreadListsDelayNobody: clients that do not receive what they list keep nobody else from listing.
+func TestUnreadListsDelayNobody(t *testing.T) {
+	l := open(t, Config{Dir: t.TempDir()})
+	const entries = 10 * pageSize // more than the buffers of a call hold
+	for i := range entries {
+		l.Add(Entry{Action: digest(i), How: Executed, Target: strings.Repeat("t", maxText), Instance: "main"})
+		if i%1000 == 0 {
+			must.Succeed(t, l.flush(t.Context()))
+		}
+	}
+	server := grpc.NewServer()
+	must.Succeed(t, Register(server, l, castest.Instances(), nil))
+	req := &cloisterpb.ListHistoryRequest{InstanceName: "main", Limit: entries}
+	address := grpctest.Listen(t, server)
+	a := cloisterpb.NewHistoryClient(grpctest.Dial(t, address, grpc.WithInitialWindowSize(64<<10)))
+	var unread []grpc.ServerStreamingClient[cloisterpb.ListHistoryResponse]
+	for range maxReaders {
+		s := must.Get(a.List(t.Context(), req))(t)
+		must.Get(s.Recv())(t) // the search has begun
+		unread = append(unread, s)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b := must.Get(cloisterpb.NewHistoryClient(grpctest.Dial(t, address)).List(ctx, req))(t)
+	expect.Equal(t, rest(t, b), entries, "entries of the other client")
+	for _, s := range unread {
+		expect.Equal(t, rest(t, s), entries-pageSize, "entries left")
+	}
+}
+
+// TestSearchThatWaitsToContinue ends with its context, and leaves the slots to others.
+func TestSearchThatWaitsToContinue(t *testing.T) {
+	l := open(t, Config{Dir: t.TempDir()})
+	l.Add(Entry{Action: digest(1), How: Executed})
+	ctx, cancel := context.WithCancel(t.Context())
+	slot := &readerSlot{readers: l.readers}
+	err := l.search(ctx, Filter{}, 2, slot, func(*Entry) error {
+		return slot.suspend(ctx, func() error {
+			for range maxReaders {
+				l.readers <- struct{}{} // other searches
+			}
+			cancel()
+			return nil
+		})
+	})
+	expect.Error(t, err, context.Canceled)
+	expect.Equal(t, len(l.readers), maxReaders, "slots of other searches")
 }
 
 func TestRegisterWithoutLog(t *testing.T) {
