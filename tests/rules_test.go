@@ -219,7 +219,7 @@ var rules = []rule{
 	},
 	{
 		of: "cmd/cloister/internal/buildevents", only: []string{
-			"cas", "cas/durable", "proto/...", "google.golang.org/genproto/googleapis/devtools/build/v1",
+			"cas", "cas/durable", "cas/quota", "proto/...", "google.golang.org/genproto/googleapis/devtools/build/v1",
 			"google.golang.org/grpc/...", "google.golang.org/protobuf/...",
 		},
 		why: "it keeps what clients claim, and depends on nothing that runs or is served",

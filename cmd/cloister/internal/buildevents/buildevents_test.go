@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/quota"
 	bepb "github.com/cloister-build/cloister/proto/bazel/buildeventstream"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
@@ -55,7 +56,8 @@ func newRig(t *testing.T, maxBytes int64) *rig {
 func (r *rig) open(maxBytes int64) {
 	r.Helper()
 	r.store = must.Get(Open(Config{Dir: r.dir, MaxBytes: maxBytes, Idle: r.idle}))(r)
-	g := grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20))
+	callers := quota.New(quota.Config{Name: r.Caller})
+	g := grpc.NewServer(append(callers.Options(), grpc.MaxRecvMsgSize(16<<20))...)
 	r.store.Register(g, r)
 	r.conn = grpctest.Connect(r, g)
 }
@@ -199,7 +201,7 @@ func TestEventsSurviveAKill(t *testing.T) {
 		r.store = must.Get(Open(Config{Dir: r.dir, MaxBytes: 1 << 20}))(t)
 		stored := strings.Count(string(whole[:n]), "\n")
 		expect.Equal(t, strings.Count(r.stderr(1), "\n"), stored, "lines after %d bytes", n)
-		p := must.Get(r.store.publish(Header{ID: id(1), Instance: "main"}, 4))(t)
+		p := must.Get(r.store.publish(Header{ID: id(1), Instance: "main"}, "", 4))(t)
 		if acked, err := p.append([]event{{number: 4}}); (acked == 1) != (stored == 3) {
 			t.Errorf("after %d bytes, %d events: appended %d, %v", n, stored, acked, err)
 		}
@@ -343,7 +345,7 @@ func TestLargeBuildsContinue(t *testing.T) {
 	acks, err = r.send(all[18:]...)
 	expect.That(t, err == nil && slices.Equal(acks, []int64{19, 20, 21}), "repeated: got %d, %v", acks, err)
 
-	p := must.Get(r.store.publish(Header{ID: id(2), Instance: "main"}, 1))(t)
+	p := must.Get(r.store.publish(Header{ID: id(2), Instance: "main"}, "", 1))(t)
 	defer p.close()
 	var n int64
 	for err = nil; err == nil; {
@@ -357,7 +359,7 @@ func TestLargeBuildsContinue(t *testing.T) {
 // TestOldBuildsAreRemoved bounds all builds together, also those that are published now.
 func TestOldBuildsAreRemoved(t *testing.T) {
 	r := newRig(t, 1<<20)
-	first := must.Get(r.store.publish(Header{ID: id(1), Instance: "main"}, 1))(t)
+	first := must.Get(r.store.publish(Header{ID: id(1), Instance: "main"}, "", 1))(t)
 	must.Get(first.append([]event{{number: 1, data: []byte("x")}}))(t)
 	for n := 2; n < 100; n++ {
 		must.Get(r.send(numbers(n, []int{1, 2, end})...))(t)
@@ -392,6 +394,33 @@ func TestCallersKeepTheirBuilds(t *testing.T) {
 	expect.Error(t, expect.Err(r.store.Invocation(id(2))), ErrUnknown)
 	r.open(1 << 19) // a smaller limit
 	expect.Equal(t, r.stderr(1), "line 1\nline 2\n", "build of the other caller after a restart")
+}
+
+// TestOpenBuildsOfOneCallerAreBounded: a caller that publishes as many builds at once as it can keeps no other from
+// publishing.
+func TestOpenBuildsOfOneCallerAreBounded(t *testing.T) {
+	r := newRig(t, 64<<20)
+	begin := func(build int) (bespb.PublishBuildEvent_PublishBuildToolEventStreamClient, error) {
+		s := must.Get(bespb.NewPublishBuildEventClient(r.conn).PublishBuildToolEventStream(t.Context()))(t)
+		must.Succeed(t, s.Send(progress(build, 1, "")))
+		_, err := s.Recv()
+		return s, err
+	}
+	r.caller.Store("greedy")
+	var last bespb.PublishBuildEvent_PublishBuildToolEventStreamClient
+	for n := range maxCallerOpen {
+		last = must.Get(begin(n))(t)
+	}
+	_, err := begin(maxCallerOpen)
+	s := status.Convert(err)
+	expect.That(t, s.Code() == codes.ResourceExhausted && len(s.Details()) == 1, "got %v, want RESOURCE_EXHAUSTED with RetryInfo", err)
+	must.Get(begin(0))(t) // another stream of an open build
+	r.caller.Store("modest")
+	must.Get(r.send(numbers(1000, []int{1, 2, end})...))(t)
+	r.caller.Store("greedy")
+	must.Succeed(t, last.CloseSend())
+	expect.Error(t, expect.Err(last.Recv()), io.EOF)
+	must.Get(begin(maxCallerOpen))(t)
 }
 
 // TestFollow waits for changes as a page does.

@@ -37,21 +37,25 @@ type publisher struct {
 	*record
 }
 
-// publish returns a publisher for a build, which it creates if events begin at number 1. The caller closes it.
-func (s *Store) publish(h Header, first int64) (*publisher, error) {
+// publish returns a publisher for a build, which it creates if events begin at number 1. An open build counts for
+// opener, the key of a caller. The caller of publish closes the publisher.
+func (s *Store) publish(h Header, opener string, first int64) (*publisher, error) {
 	if !invocationID.MatchString(h.ID) {
 		return nil, fmt.Errorf("%w: invocation id %+.80q is not a lower-case UUID", ErrInvalid, h.ID)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.builds[h.ID]
+	opens := r == nil || r.publishers == 0
 	switch {
 	case r != nil && (r.Instance != h.Instance || r.Caller != h.Caller):
 		return nil, ErrOwner
 	case r == nil && first != 1:
 		return nil, ErrGap
-	case s.open >= maxOpen && (r == nil || r.publishers == 0):
-		return nil, fmt.Errorf("%w: %d builds are publishing events", ErrFull, s.open)
+	case opens && s.opened[opener] >= maxCallerOpen:
+		return nil, fmt.Errorf("%w: this client has %d, which is the limit; retry later", ErrBusy, maxCallerOpen)
+	case opens && s.open >= maxOpen:
+		return nil, fmt.Errorf("%w: all clients have %d, which is the limit; retry later", ErrBusy, maxOpen)
 	case r == nil:
 		// An earlier build of this id may have been removed while it was published.
 		_ = os.Remove(s.path(h.ID, eventsSuffix))
@@ -62,8 +66,10 @@ func (s *Store) publish(h Header, first int64) (*publisher, error) {
 		}
 		s.add(r)
 	}
-	if r.publishers++; r.publishers == 1 {
+	if r.publishers++; opens {
 		s.open++
+		s.opened[opener]++
+		r.opener = opener
 	}
 	return &publisher{s, r}, nil
 }
@@ -84,6 +90,9 @@ func (p *publisher) close() {
 	defer p.store.mu.Unlock()
 	if p.publishers--; p.publishers == 0 {
 		p.store.open--
+		if p.store.opened[p.opener]--; p.store.opened[p.opener] == 0 {
+			delete(p.store.opened, p.opener)
+		}
 		if p.log != nil {
 			_ = p.log.Close() // every write was synced
 			p.log = nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/quota"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	bespb "google.golang.org/genproto/googleapis/devtools/build/v1"
 	"google.golang.org/grpc"
@@ -111,7 +112,7 @@ func (s *service) publish(
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	h := Header{ID: id.GetInvocationId(), Instance: first.ProjectId, Caller: s.caller(ctx)}
-	p, err := s.store.publish(h, first.GetOrderedBuildEvent().GetSequenceNumber())
+	p, err := s.store.publish(h, quota.Caller(ctx), first.GetOrderedBuildEvent().GetSequenceNumber())
 	if err != nil {
 		return s.failed(err)
 	}
@@ -163,6 +164,8 @@ func (s *service) failed(err error) error {
 		code = codes.PermissionDenied
 	case errors.Is(err, ErrFinished):
 		code = codes.FailedPrecondition
+	case errors.Is(err, ErrBusy):
+		return quota.Exhausted(err.Error())
 	case errors.Is(err, ErrFull):
 		code = codes.ResourceExhausted
 	case errors.Is(err, ErrGap):

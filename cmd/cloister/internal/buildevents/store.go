@@ -35,6 +35,7 @@ var (
 	ErrGap      = errors.New("earlier events of this invocation are missing")
 	ErrFinished = errors.New("the events of this invocation are complete")
 	ErrFull     = errors.New("too many build events")
+	ErrBusy     = errors.New("too many builds publish events")
 )
 
 const (
@@ -48,8 +49,9 @@ const (
 	// defaultIdle is long, since Bazel publishes nothing while one long action runs, and continues a stream only a few
 	// times.
 	defaultIdle = time.Hour
-	// maxOpen bounds the builds that are published at once.
-	maxOpen = 1000
+	// maxOpen bounds the builds that are published at once, and maxCallerOpen those of one caller at one address.
+	maxOpen       = 1000
+	maxCallerOpen = maxOpen / 4
 )
 
 // invocationID is the syntax of an invocation id, which becomes the name of a file.
@@ -97,7 +99,8 @@ type Store struct {
 	order   []*record // oldest first
 	total   int64
 	sizes   map[string]int64 // of all builds, by caller
-	open    int              // builds with a Publisher
+	open    int              // builds with a publisher
+	opened  map[string]int   // the same, by the key of the caller
 	changed chan struct{}    // closed by the next change of any build
 }
 
@@ -106,6 +109,7 @@ type record struct {
 	Header
 	size       int64
 	publishers int
+	opener     string        // the key in Store.opened while there are publishers
 	changed    chan struct{} // closed by the next change
 	gone       atomic.Bool   // removed from the Store
 
@@ -125,7 +129,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: c, maxBuild: min(maxBuildBytes, c.MaxBytes/4), builds: map[string]*record{}, sizes: map[string]int64{},
-		changed: make(chan struct{}),
+		opened: map[string]int{}, changed: make(chan struct{}),
 	}
 	err := os.MkdirAll(c.Dir, 0o700) // builds are private
 	if err == nil {
