@@ -44,7 +44,8 @@ type Config struct {
 	// MaxRuns limits the ended runs that are kept; the default is 10,000. The oldest are dropped first.
 	MaxRuns int
 	// MaxStreams limits the streams of clients, MaxBytes their total size and MaxStreamBytes the size of each; the
-	// defaults are 1000, 128 MiB and 32 MiB. The oldest finished streams are dropped to make room.
+	// defaults are 1000, 128 MiB and 32 MiB. The streams of one caller may take half of MaxBytes. To make room, finished
+	// streams of the caller with most are dropped, oldest first.
 	MaxStreams               int
 	MaxBytes, MaxStreamBytes int64
 }
@@ -61,6 +62,13 @@ type Registry struct {
 	ended   []*stream          // of runs, in order of their end
 	clients []*stream          // of clients, in order of creation
 	bytes   int64              // size of the streams of clients
+	callers map[string]*usage  // of callers with streams
+}
+
+// A usage is what the streams of one caller take.
+type usage struct {
+	streams int
+	bytes   int64
 }
 
 // ClientBytes returns the size of the streams of clients.
@@ -75,6 +83,7 @@ type stream struct {
 	id, instance string
 	token        string     // authorizes clients to write; "" if a worker writes
 	release      func()     // ends the count of the client that created it; nil if a worker writes
+	caller       string     // the key of that client, for which the stream counts
 	writeMu      sync.Mutex // held to write a client's message, before Registry.mu
 
 	// The fields below are guarded by Registry.mu.
@@ -102,8 +111,8 @@ func New(c Config) (*Registry, error) {
 	c.MaxRuns = cmp.Or(c.MaxRuns, 10_000)
 	c.MaxStreams = cmp.Or(c.MaxStreams, 1000)
 	c.MaxBytes = cmp.Or(c.MaxBytes, 128<<20)
-	c.MaxStreamBytes = cmp.Or(c.MaxStreamBytes, 32<<20)
-	r := &Registry{cfg: c, streams: make(map[string]*stream)}
+	c.MaxStreamBytes = min(cmp.Or(c.MaxStreamBytes, 32<<20), c.MaxBytes/2)
+	r := &Registry{cfg: c, streams: make(map[string]*stream), callers: make(map[string]*usage)}
 	var ctx context.Context
 	ctx, r.stop = context.WithCancel(context.Background())
 	r.work.Go(func() { r.sweep(ctx) })
@@ -206,6 +215,11 @@ func (r *Registry) dropClient(s *stream) {
 	delete(r.streams, s.id)
 	r.clients = slices.DeleteFunc(r.clients, func(other *stream) bool { return other == s })
 	r.bytes -= s.size
+	u := r.callers[s.caller]
+	u.bytes -= s.size
+	if u.streams--; u.streams == 0 {
+		delete(r.callers, s.caller)
+	}
 }
 
 // randomID returns an ID that cannot be guessed, since knowing it is enough to read a stream.

@@ -28,34 +28,68 @@ func (r *Registry) CreateLogStream(ctx context.Context, req *logpb.CreateLogStre
 	}
 	s := &stream{
 		id: randomID(), instance: req.Parent, token: randomID(), log: &worker.Log{},
-		release: release, expires: time.Now().Add(r.cfg.Idle),
+		release: release, caller: quota.Caller(ctx), expires: time.Now().Add(r.cfg.Idle),
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.makeRoom(1, 0) {
+	if err := r.makeRoom(s.caller, 1, 0); err != nil {
 		release()
-		return nil, quota.Exhausted(fmt.Sprintf(
-			"too many log streams: clients write to %d; finish one or retry later", len(r.clients)))
+		return nil, err
 	}
+	if r.callers[s.caller] == nil {
+		r.callers[s.caller] = &usage{}
+	}
+	r.callers[s.caller].streams++
 	r.streams[s.id] = s
 	r.clients = append(r.clients, s)
 	return &logpb.LogStream{Name: s.name(), WriteResourceName: join(s.name(), s.token)}, nil
 }
 
-// makeRoom drops finished streams of clients, oldest first, until there is room for more streams and bytes. It reports
-// whether there is.
-func (r *Registry) makeRoom(streams int, bytes int64) bool {
-	for i := 0; len(r.clients)+streams > r.cfg.MaxStreams || r.bytes > r.cfg.MaxBytes-bytes; {
+// makeRoom drops finished streams of clients until there is room for more streams and bytes of a caller, or returns an
+// error. It drops those of the caller with most, oldest first; a caller that exceeds its own limit loses only its own.
+func (r *Registry) makeRoom(caller string, streams int, bytes int64) error {
+	for {
+		var own usage
+		if u := r.callers[caller]; u != nil {
+			own = *u
+		}
+		ownFull := own.bytes > r.cfg.MaxBytes/2-bytes
+		tooMany := len(r.clients)+streams > r.cfg.MaxStreams
+		if !ownFull && !tooMany && r.bytes <= r.cfg.MaxBytes-bytes {
+			return nil
+		}
+		var drop *stream
+		most := int64(-1)
+		for _, s := range r.clients {
+			if !s.finished || ownFull && s.caller != caller {
+				continue
+			}
+			u := *r.callers[s.caller]
+			if s.caller == caller {
+				u.streams, u.bytes = u.streams+streams, u.bytes+bytes
+			}
+			n := u.bytes
+			if tooMany {
+				n = int64(u.streams)
+			}
+			if n > most {
+				drop, most = s, n
+			}
+		}
 		switch {
-		case i == len(r.clients):
-			return false
-		case r.clients[i].finished:
-			r.dropClient(r.clients[i])
+		case drop != nil:
+			r.dropClient(drop)
+		case ownFull:
+			return quota.Exhausted(fmt.Sprintf("log streams of this client take %d of its %d bytes; finish one or retry later",
+				own.bytes, r.cfg.MaxBytes/2))
+		case tooMany:
+			return quota.Exhausted(fmt.Sprintf("too many log streams: clients write to %d; finish one or retry later",
+				len(r.clients)))
 		default:
-			i++
+			return quota.Exhausted(fmt.Sprintf("log streams of clients take %d of %d bytes; finish one or retry later",
+				r.bytes, r.cfg.MaxBytes))
 		}
 	}
-	return true
 }
 
 // Write implements ByteStream.Write for write_resource_names of streams; first is the first message, whose data it does
@@ -118,12 +152,13 @@ func (r *Registry) admit(s *stream, m *bspb.WriteRequest) (int64, error) {
 	case more > r.cfg.MaxStreamBytes-n:
 		return 0, status.Errorf(codes.ResourceExhausted,
 			"log stream %+q has %d bytes; %d more exceed the limit of %d", s.name(), n, more, r.cfg.MaxStreamBytes)
-	case !r.makeRoom(0, more):
-		return 0, status.Errorf(codes.ResourceExhausted,
-			"log streams of clients take %d of %d bytes; finish one or retry later", r.bytes, r.cfg.MaxBytes)
+	}
+	if err := r.makeRoom(s.caller, 0, more); err != nil {
+		return 0, err
 	}
 	s.size += more
 	r.bytes += more
+	r.callers[s.caller].bytes += more
 	s.finished, s.expires = m.FinishWrite, time.Now().Add(r.cfg.Idle)
 	if s.finished {
 		s.release()

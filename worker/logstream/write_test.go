@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -200,34 +201,76 @@ func TestWritersAppendAtTheCommittedSize(t *testing.T) {
 	}
 }
 
+// fill writes n bytes to a stream.
+func (s *site) fill(t *testing.T, l *logpb.LogStream, off int64, n int, finish bool, want codes.Code) {
+	t.Helper()
+	expect.Code(t, s.write(t, message(l.WriteResourceName, off, strings.Repeat("x", n), finish)), want, "%d bytes", n)
+}
+
+// callers returns the options of a server that gets the names of its callers from what it returns.
+func callers() (options []grpc.ServerOption, caller *atomic.Value) {
+	caller = &atomic.Value{}
+	caller.Store("")
+	return quota.New(quota.Config{Name: func(context.Context) string { return caller.Load().(string) }}).Options(), caller
+}
+
 func TestStreamsOfClientsAreBounded(t *testing.T) {
-	s := serve(t, logstream.Config{MaxStreams: 3, MaxBytes: 100, MaxStreamBytes: 60})
-	a, b, c := s.create(t), s.create(t), s.create(t)
+	options, caller := callers()
+	s := serve(t, logstream.Config{MaxStreams: 3, MaxBytes: 120, MaxStreamBytes: 60}, options...)
+	a := s.create(t)
+	caller.Store("b")
+	b, c := s.create(t), s.create(t)
 	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("fourth stream: %v, %v, want RESOURCE_EXHAUSTED", l, err)
 	}
-	fill := func(l *logpb.LogStream, off int64, n int, finish bool, want codes.Code) {
-		t.Helper()
-		err := s.write(t, message(l.WriteResourceName, off, strings.Repeat("x", n), finish))
-		expect.Code(t, err, want, "%d bytes", n)
-	}
-	fill(a, 0, 61, false, codes.ResourceExhausted)
+	s.fill(t, a, 0, 61, false, codes.ResourceExhausted)
 	s.wantStatus(t, a, 0, false)
-	fill(a, 0, 60, false, codes.OK)
-	fill(a, 60, 1, false, codes.ResourceExhausted)
-	fill(b, 0, 41, false, codes.ResourceExhausted)
-	s.wantStatus(t, b, 0, false)
-	fill(b, 0, 40, false, codes.OK)
-	fill(c, 0, 1, false, codes.ResourceExhausted)
-	fill(a, 60, 0, true, codes.OK)
-	fill(c, 0, 60, true, codes.OK) // drops a, which is finished
+	s.fill(t, a, 0, 60, false, codes.OK)
+	s.fill(t, a, 60, 1, false, codes.ResourceExhausted)
+	s.fill(t, b, 0, 40, false, codes.OK)
+	s.fill(t, c, 0, 21, false, codes.ResourceExhausted)
+	s.wantStatus(t, c, 0, false)
+	s.fill(t, c, 0, 20, false, codes.OK)
+	caller.Store("d")
+	s.fill(t, a, 60, 0, true, codes.OK)
+	d := s.create(t) // drops a, which is finished
 	if _, code := s.read(t, &bspb.ReadRequest{ResourceName: a.Name}); code != codes.NotFound {
 		t.Errorf("a: %v, want NOT_FOUND", code)
 	}
-	s.create(t)
-	d := s.create(t) // replaces c
-	fill(d, 0, 60, true, codes.OK)
+	s.fill(t, d, 0, 60, true, codes.OK)
+	caller.Store("e")
+	e := s.create(t) // drops d
+	s.fill(t, e, 0, 60, true, codes.OK)
 	s.wantStatus(t, b, 40, false)
+}
+
+// TestCallersHaveLogsOfTheirOwn: a caller with as many and as large logs as it can have neither keeps others from
+// writing nor displaces their finished logs.
+func TestCallersHaveLogsOfTheirOwn(t *testing.T) {
+	options, caller := callers()
+	s := serve(t, logstream.Config{MaxStreams: 10, MaxBytes: 100, MaxStreamBytes: 40}, options...)
+	caller.Store("modest")
+	log := s.create(t)
+	s.fill(t, log, 0, 10, true, codes.OK)
+	caller.Store("greedy")
+	for range 20 {
+		s.fill(t, s.create(t), 0, 5, true, codes.OK)
+	}
+	a, b := s.create(t), s.create(t)
+	s.fill(t, a, 0, 40, false, codes.OK)
+	s.fill(t, b, 0, 10, false, codes.OK)
+	err := s.write(t, message(b.WriteResourceName, 10, "x", false))
+	code := status.Convert(err)
+	expect.That(t, code.Code() == codes.ResourceExhausted && len(code.Details()) == 1, "got %v, want RESOURCE_EXHAUSTED with RetryInfo", err)
+	for range 20 {
+		s.fill(t, s.create(t), 0, 0, true, codes.OK)
+	}
+	text, end := s.read(t, &bspb.ReadRequest{ResourceName: log.Name})
+	want(t, "the finished log of the other caller", text, end, strings.Repeat("x", 10), codes.OK)
+	caller.Store("modest")
+	s.fill(t, s.create(t), 0, 40, true, codes.OK)
+	text, end = s.read(t, &bspb.ReadRequest{ResourceName: log.Name})
+	want(t, "a log of a caller with few", text, end, strings.Repeat("x", 10), codes.OK)
 }
 
 // Streams that are finished or dropped do not count towards the limit of a caller.
