@@ -17,12 +17,14 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 )
@@ -61,6 +63,18 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 	t.Cleanup(cl.stop)
 	cl.connect(t, s, nil)
 	return cl
+}
+
+// callers returns the options of a server that gets the names of its callers from as.
+func callers() []grpc.ServerOption {
+	return quota.New(quota.Config{Name: func(ctx context.Context) string {
+		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
+	}}).Options()
+}
+
+// as returns a context for calls of the caller with that name.
+func as(ctx context.Context, caller string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "caller", caller)
 }
 
 // connect runs s and connects c to it, through wrap if that is not nil.

@@ -20,13 +20,11 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
-	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -342,10 +340,7 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 	const idle = 18 * time.Second
 	m := castest.NewMemory()
 	store := &peak{Store: m, began: make(chan struct{}, 1000)}
-	callers := quota.New(quota.Config{Name: func(ctx context.Context) string {
-		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
-	}})
-	c := serveWith(t, casserver.Config{Instances: instances(store, m), StreamIdle: idle}, callers.Options()...)
+	c := serveWith(t, casserver.Config{Instances: instances(store, m), StreamIdle: idle}, callers()...)
 	data := noise(1 << 20)
 	z := repb.Compressor_ZSTD
 	present, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data))
@@ -366,7 +361,7 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 		}
 	}
 	for _, caller := range []string{"other", ""} {
-		ctx := metadata.AppendToOutgoingContext(t.Context(), "caller", caller)
+		ctx := as(t.Context(), caller)
 		if got, err := c.unpacked(ctx, z, present, 0); err != nil || got != data {
 			t.Errorf("caller %q: read %d bytes, %v", caller, len(got), err)
 		}

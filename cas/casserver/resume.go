@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/quota"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
 const (
-	// maxWaiting limits the uploads that wait to be resumed; the one that has waited longest is dropped.
+	// maxWaiting limits the uploads that wait to be resumed. Of the caller with most, the one that has waited longest is
+	// dropped.
 	maxWaiting = 64
 	// maxWait is how long an upload waits to be resumed.
 	maxWait = 10 * time.Minute
@@ -74,6 +76,7 @@ type session struct {
 	stream         *stream // nil while waiting for one
 	reportedOffset int64   // the first offset reported to the client since the last stream joined; 0: none
 	disconnected   uint64  // uploads.disconnects when it began to wait
+	caller         string  // the key of the caller of the last stream
 
 	// Used only by Put.
 	current *stream
@@ -143,7 +146,7 @@ func (us *uploads) join(ctx context.Context, store cas.Store, key uploadKey, st 
 			}
 		case s.canResumeAt(off):
 			st.upload.offset, st.upload.skip = off, s.committed.Load()-off
-			s.stream, s.reportedOffset = st, 0
+			s.stream, s.reportedOffset, s.caller = st, 0, quota.Caller(ctx)
 			s.next <- st
 			return s, nil
 		case off == 0:
@@ -166,7 +169,7 @@ func (s *session) canResumeAt(off int64) bool {
 // start starts a session. The caller holds us.mu.
 func (us *uploads) start(ctx context.Context, store cas.Store, key uploadKey, st *stream) *session {
 	s := &session{
-		uploads: us, key: key, stream: st, current: st,
+		uploads: us, key: key, stream: st, current: st, caller: quota.Caller(ctx),
 		next: make(chan *stream, 1), done: make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -374,23 +377,42 @@ func (us *uploads) detach(s *session) (ok bool) {
 	return true
 }
 
-// dropOldest drops waiting sessions until they are within the limits, except newest. The caller holds us.mu.
+// dropOldest drops waiting sessions until they are within the limits, except newest. It takes the oldest of the caller
+// with the most sessions or bytes, so that no caller can displace the uploads of one with less. A newest session that
+// exceeds the limit of bytes alone displaces only those of its own caller. The caller holds us.mu.
 func (us *uploads) dropOldest(newest *session) {
 	for {
-		count, bytes, oldest := 0, int64(0), newest
+		count, bytes := 0, int64(0)
+		counts, sizes := map[string]int{}, map[string]int64{}
 		for _, s := range us.sessions {
-			if !s.waiting() {
-				continue
-			}
-			count++
-			bytes += s.committed.Load()
-			if s.disconnected < oldest.disconnected {
-				oldest = s
+			if s.waiting() {
+				n := s.committed.Load()
+				count, bytes = count+1, bytes+n
+				counts[s.caller]++
+				sizes[s.caller] += n
 			}
 		}
-		if oldest == newest || count <= maxWaiting && bytes <= us.maxWaitingBytes {
+		tooMany, othersFit := count > maxWaiting, bytes-newest.committed.Load() <= us.maxWaitingBytes
+		if !tooMany && bytes <= us.maxWaitingBytes {
 			return
 		}
-		us.drop(oldest, errDropped)
+		var drop *session
+		most := int64(-1)
+		for _, s := range us.sessions {
+			if !s.waiting() || s == newest || !tooMany && othersFit && s.caller != newest.caller {
+				continue
+			}
+			n := sizes[s.caller]
+			if tooMany {
+				n = int64(counts[s.caller])
+			}
+			if n > most || n == most && s.disconnected < drop.disconnected {
+				drop, most = s, n
+			}
+		}
+		if drop == nil {
+			return
+		}
+		us.drop(drop, errDropped)
 	}
 }

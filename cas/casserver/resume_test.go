@@ -347,6 +347,35 @@ func TestWaitingUploadsTakeLittleOfTheStore(t *testing.T) {
 	c.wantKept(t, uploadName(large), 70)
 }
 
+// TestCallersKeepTheirWaitingUploads: a caller with many or large interrupted uploads makes others lose none of theirs.
+func TestCallersKeepTheirWaitingUploads(t *testing.T) {
+	c := serveWith(t, casserver.Config{MaxBlobBytes: 8 * 1000}, callers()...)
+	name := func(i int) string { return fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource()) }
+	interrupt := func(caller string, i int) {
+		t.Helper()
+		_, err := c.write(as(t.Context(), caller), message(name(i), 0, "1234", false))
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	interrupt("modest", 0)
+	for i := range 100 {
+		interrupt("greedy", 1+i)
+	}
+	c.wantKept(t, name(0), 4)
+	c.wantKept(t, name(1), 0)
+	c.wantKept(t, name(100), 4)
+	for _, size := range []int{990, 7000} { // 1000 bytes may wait
+		large := strings.Repeat("x", size+1)
+		_, err := c.write(as(t.Context(), "greedy"), message(uploadName(large), 0, large[:size], false))
+		wantCode(t, err, codes.InvalidArgument)
+		c.wantKept(t, uploadName(large), int64(size))
+		c.wantKept(t, name(0), 4)
+	}
+	c.wantKept(t, name(100), 0)
+	interrupt("modest", 101)
+	n, err := c.write(as(t.Context(), "modest"), message(name(0), 4, "5678", true))
+	expect.That(t, err == nil && n == 8, "resumed: got %d, %v", n, err)
+}
+
 // The session is another goroutine, so its panic must be passed to the call.
 func TestPanicInSessionReachesCall(t *testing.T) {
 	instances, _ := behind(&probe{put: func(cas.Digest) error { panic("defect") }})
