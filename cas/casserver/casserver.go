@@ -93,7 +93,7 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 	u, memory := newUploads(c.MaxBlobBytes), newMemoryPool(c.StreamIdle)
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	repb.RegisterContentAddressableStorageServer(s, &storage{
-		Config: c, uploads: u, memory: memory, chunkings: make(chan struct{}, maxChunkings),
+		Config: c, uploads: u, memory: memory, chunkings: newChunkings(),
 	})
 	s.RegisterService(&byteStreamDesc, &byteStream{
 		Config: c, uploads: u, memory: memory,

@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/chunk"
+	"github.com/cloister-build/cloister/cas/quota"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -41,9 +43,69 @@ func setChunking(c *repb.CacheCapabilities) {
 	}
 }
 
-// maxChunkings limits the blobs that are split or verified concurrently; the others wait. Each takes 5 MiB of lookahead
-// and a processor.
-const maxChunkings = 16
+// maxChunkings limits the blobs that are split or verified concurrently, and maxCallerChunkings those of one caller;
+// the others wait. Each takes 5 MiB of lookahead and a processor.
+const (
+	maxChunkings       = 16
+	maxCallerChunkings = maxChunkings / 4
+)
+
+// chunkings limits concurrent chunking. A call waits for its caller's turn first, so that calls of others wait for at
+// most maxCallerChunkings of each caller.
+type chunkings struct {
+	all chan struct{}
+
+	mu      sync.Mutex
+	callers map[string]*callerChunkings // guarded by mu
+}
+
+// A callerChunkings limits the chunkings of one caller.
+type callerChunkings struct {
+	running chan struct{}
+	calls   int // that wait or run; guarded by chunkings.mu
+}
+
+func newChunkings() *chunkings {
+	return &chunkings{all: make(chan struct{}, maxChunkings), callers: map[string]*callerChunkings{}}
+}
+
+// acquire waits until a blob may be chunked for the caller of ctx, who calls release.
+func (c *chunkings) acquire(ctx context.Context) (release func(), err error) {
+	key := quota.Caller(ctx)
+	c.mu.Lock()
+	own := c.callers[key]
+	if own == nil {
+		own = &callerChunkings{running: make(chan struct{}, maxCallerChunkings)}
+		c.callers[key] = own
+	}
+	own.calls++
+	c.mu.Unlock()
+	leave := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if own.calls--; own.calls == 0 {
+			delete(c.callers, key)
+		}
+	}
+	select {
+	case own.running <- struct{}{}:
+	case <-ctx.Done():
+		leave()
+		return nil, ctx.Err()
+	}
+	select {
+	case c.all <- struct{}{}:
+	case <-ctx.Done():
+		<-own.running
+		leave()
+		return nil, ctx.Err()
+	}
+	return func() {
+		<-c.all
+		<-own.running
+		leave()
+	}, nil
+}
 
 // A chunkedBlob is a blob in a store that can keep blobs as chunks.
 type chunkedBlob struct {
@@ -70,16 +132,6 @@ func (s *storage) chunkedBlob(instance string, f repb.DigestFunction_Value, p *r
 		return nil, fmt.Errorf("blob_digest: %w", err)
 	}
 	return &chunkedBlob{s, in.Store, splicer, d}, nil
-}
-
-// acquire waits until the blob may be chunked. The caller calls release.
-func (s *storage) acquire(ctx context.Context) (release func(), err error) {
-	select {
-	case s.chunkings <- struct{}{}:
-		return func() { <-s.chunkings }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
 }
 
 // present reports whether the blob is present, and marks it as used.
@@ -175,7 +227,7 @@ func (c *chunkedBlob) split(ctx context.Context, v repb.ChunkingFunction_Value) 
 
 // storeChunks splits the blob and stores its chunks.
 func (c *chunkedBlob) storeChunks(ctx context.Context, p chunk.Params) (chunks []cas.Digest, err error) {
-	release, err := c.acquire(ctx)
+	release, err := c.chunkings.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}

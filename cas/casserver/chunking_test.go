@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -390,33 +391,41 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 	}
 }
 
-// Only a few blobs are split at once; a call that is cancelled while it waits returns immediately.
+// Only a few blobs are split at once, and fewer of one caller, whose other calls delay nobody else; a call that is
+// cancelled while it waits returns immediately.
 func TestConcurrentSplitsAreLimited(t *testing.T) {
 	t.Parallel()
 	data := noise(3 << 20)
 	m := faulty.New(castest.NewMemory(), nil)
 	s := &mappingFaulty{m, castest.NewMemory()}
-	c := serve(t, casserver.Config{Instances: instances(s, nil)})
+	c := serveWith(t, casserver.Config{Instances: instances(s, nil)}, callers()...)
 	must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, []byte(data)))(t)
 	gate := m.Hold(faulty.Open)
-	const atOnce, all = 16, 20
-	done := make(chan error, all)
-	for range all {
-		go func() {
-			_, err := c.chunks(t.Context(), &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
-			done <- err
-		}()
+	const of, atOnce, each = 5, 16, 20
+	done := make(chan error, of*each)
+	split := func(caller string) {
+		_, err := c.chunks(as(t.Context(), caller), &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
+		done <- err
 	}
-	for range atOnce {
-		gate.Arrived()
+	cancelled := func(caller string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(as(t.Context(), caller), 10*time.Millisecond)
+		defer cancel()
+		_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
+		wantCode(t, err, codes.DeadlineExceeded)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
-	wantCode(t, err, codes.Canceled)
-	expect.Equal(t, m.Calls(faulty.Open), atOnce, "blobs are read at once")
+	for caller := range of {
+		for range each {
+			go split(fmt.Sprint(caller))
+		}
+		for range min(atOnce/4, atOnce-m.Calls(faulty.Open)) {
+			gate.Arrived()
+		}
+		cancelled(fmt.Sprint(caller))
+		expect.Equal(t, m.Calls(faulty.Open), min(atOnce, (caller+1)*atOnce/4), "blobs are read at once")
+	}
 	gate.Open()
-	for range all {
+	for range of * each {
 		expect.Error(t, <-done, nil)
 	}
 }

@@ -140,7 +140,7 @@ func (p *splice) commit(ctx context.Context, v repb.ChunkingFunction_Value) erro
 func (p *splice) storeMapping(
 	ctx context.Context, r io.Reader, v repb.ChunkingFunction_Value, params chunk.Params,
 ) error {
-	release, err := p.acquire(ctx)
+	release, err := p.chunkings.acquire(ctx)
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ type storage struct {
 	Config
 	uploads   *uploads
 	memory    *memoryPool
-	chunkings chan struct{} // limits concurrent chunking to maxChunkings
+	chunkings *chunkings
 }
 
 // FindMissingBlobs returns the absent digests, each once, and marks the others as used.
