@@ -63,7 +63,7 @@ func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServ
 	if single && !res.compressed() {
 		return s.read(in, res, d, req, stream, nil) // a single message, which does not wait for the client
 	}
-	return s.watch(stream, func(w *watched) error {
+	return s.uploads.watch(stream, s.StreamIdle, func(w *watched) error {
 		to := &grpc.GenericServerStream[bspb.ReadRequest, bspb.ReadResponse]{ServerStream: w}
 		return s.read(in, res, d, req, to, w)
 	})

@@ -48,7 +48,7 @@ type Config struct {
 	Execution *repb.ExecutionCapabilities
 	// MaxBlobBytes limits the size of uploaded blobs; 0 means no limit.
 	MaxBlobBytes int64
-	// StreamIdle is the time after which a ByteStream call of several messages ends if its client neither sends nor
+	// StreamIdle is the time after which a streaming call of several messages ends if its client neither sends nor
 	// receives data; 0 means a minute. While other calls wait for memory, compressed streams end after a sixth of it.
 	// Log streams are exempt.
 	StreamIdle time.Duration

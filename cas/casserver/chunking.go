@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/chunk"
 	"github.com/cloister-build/cloister/cas/quota"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -173,6 +174,11 @@ func (s *storage) GetChunkMapping(
 	if err != nil {
 		return casstatus.Error(err)
 	}
+	return s.uploads.watch(stream, s.StreamIdle, func(w *watched) error { return sendChunks(m, w) })
+}
+
+// sendChunks sends the messages of GetChunkMapping.
+func sendChunks(m cas.ChunkList, stream grpc.ServerStream) error {
 	resp := &repb.GetChunkMappingResponse{ChunkingFunction: m.Function}
 	for size, first := 0, true; first || len(m.Chunks) > 0; first = false {
 		n := 0
@@ -180,7 +186,7 @@ func (s *storage) GetChunkMapping(
 			size += len(m.Chunks[n].Hash()) + 20 // the hash, at most ten bytes of size, and framing
 		}
 		resp.ChunkDigests, m.Chunks = protos(m.Chunks[:n]), m.Chunks[n:]
-		if err := stream.Send(resp); err != nil {
+		if err := stream.SendMsg(resp); err != nil {
 			return err
 		}
 		resp, size = &repb.GetChunkMappingResponse{}, 0

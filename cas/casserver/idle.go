@@ -53,9 +53,9 @@ func (w *watched) stop(err error) {
 	}
 }
 
-// watch runs handle in a separate goroutine. When the client has been silent for Config.StreamIdle, or after stop, it
-// returns without waiting for handle: only the end of a call ends a pending send or receive.
-func (s *byteStream) watch(stream grpc.ServerStream, handle func(*watched) error) error {
+// watch runs handle in a separate goroutine. When the client has been silent for idle, or after stop, it returns
+// without waiting for handle: only the end of a call ends a pending send or receive. The first message has arrived.
+func (us *uploads) watch(stream grpc.ServerStream, idle time.Duration, handle func(*watched) error) error {
 	w := &watched{ServerStream: stream, end: make(chan error, 1)}
 	var err error
 	var panicked any
@@ -69,7 +69,7 @@ func (s *byteStream) watch(stream grpc.ServerStream, handle func(*watched) error
 		}()
 		err = handle(w)
 	}()
-	timer := time.NewTimer(s.StreamIdle)
+	timer := time.NewTimer(idle)
 	defer timer.Stop()
 	for {
 		select {
@@ -80,12 +80,12 @@ func (s *byteStream) watch(stream grpc.ServerStream, handle func(*watched) error
 			return err
 		case <-timer.C:
 			silence := w.silence()
-			if silence >= s.StreamIdle {
-				w.stop(status.Errorf(codes.Unavailable, "the client was silent for %v; retry", s.StreamIdle))
+			if silence >= idle {
+				w.stop(status.Errorf(codes.Unavailable, "the client was silent for %v; retry", idle))
 			}
-			timer.Reset(max(s.StreamIdle-silence, time.Millisecond))
+			timer.Reset(max(idle-silence, time.Millisecond))
 		case err := <-w.end:
-			s.uploads.linger(done)
+			us.linger(done)
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/chunk"
+	"google.golang.org/grpc"
 )
 
 // minAverage is the average chunk size in bytes from which a blob is kept as chunks; below, it is stored whole. The
@@ -39,13 +40,23 @@ func (s *storage) SpliceBlob(ctx context.Context, req *repb.SpliceBlobRequest) (
 // against the digest of the blob. A blob that is present remains unchanged. The chunking function stated by the client
 // is recorded only if it is supported and the chunks fit it: a wrong one only costs deduplication.
 func (s *storage) RegisterChunkMapping(stream repb.ContentAddressableStorage_RegisterChunkMappingServer) error {
-	ctx := stream.Context()
 	first, err := stream.Recv()
 	if err == io.EOF {
 		return casstatus.Error(fmt.Errorf("%w stream: it has no message and hence no blob_digest", cas.ErrInvalid))
 	} else if err != nil {
 		return err
 	}
+	return s.uploads.watch(stream, s.StreamIdle, func(w *watched) error {
+		return s.register(first, &grpc.GenericServerStream[
+			repb.RegisterChunkMappingRequest, repb.RegisterChunkMappingResponse]{ServerStream: w})
+	})
+}
+
+// register is RegisterChunkMapping after the first message.
+func (s *storage) register(
+	first *repb.RegisterChunkMappingRequest, stream repb.ContentAddressableStorage_RegisterChunkMappingServer,
+) error {
+	ctx := stream.Context()
 	p, err := s.splice(first.InstanceName, first.DigestFunction, first.BlobDigest)
 	if err != nil {
 		return casstatus.Error(err)

@@ -42,9 +42,19 @@ func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingS
 	if req.PageSize < 0 {
 		return status.Errorf(codes.InvalidArgument, "page_size %d is negative", req.PageSize)
 	}
+	return s.uploads.watch(stream, s.StreamIdle, func(w *watched) error {
+		to := &grpc.GenericServerStream[repb.GetTreeRequest, repb.GetTreeResponse]{ServerStream: w}
+		return s.sendTree(in, root, req, to)
+	})
+}
+
+// sendTree sends the Directories that a checked request selects.
+func (s *storage) sendTree(
+	in *cas.Instance, root cas.Digest, req *repb.GetTreeRequest, stream grpc.ServerStreamingServer[repb.GetTreeResponse],
+) error {
 	p := pager{stream: stream, limit: int(req.PageSize), page: &repb.GetTreeResponse{}}
 	skipping := req.PageToken != ""
-	err = s.walk(stream.Context(), in, root, func(d cas.Digest, dir *repb.Directory) error {
+	err := s.walk(stream.Context(), in, root, func(d cas.Digest, dir *repb.Directory) error {
 		if skipping && d.String() != req.PageToken {
 			return nil
 		}

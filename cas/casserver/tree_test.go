@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -17,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
@@ -135,6 +137,33 @@ func TestRule035_GetTreeRejectsDirectoryAboveMessageLimit(t *testing.T) {
 			wantCode(t, err, want, d.String())
 		}
 	}
+}
+
+// TestIdleListsEnd: calls that keep lists in memory while they wait for their client end when it is silent.
+func TestIdleListsEnd(t *testing.T) {
+	ended := make(chan struct{}, 2)
+	c := serveWith(t, casserver.Config{StreamIdle: 100 * time.Millisecond}, grpc.StreamInterceptor(
+		func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			defer func() { ended <- struct{}{} }()
+			return next(srv, s)
+		}))
+	var subs []cas.Digest
+	for i := range 10_000 { // more than the buffers of a call hold
+		subs = append(subs, c.directory(t, fmt.Sprint(i, strings.Repeat("x", 100))))
+	}
+	root := c.directory(t, "root", subs...)
+	tree := must.Get(c.GetTree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: 100}))(t)
+	<-ended
+	var err error
+	for err == nil {
+		_, err = tree.Recv()
+	}
+	wantCode(t, err, codes.Unavailable, "silent for 100ms", "retry")
+	register := must.Get(c.RegisterChunkMapping(t.Context()))(t)
+	must.Succeed(t, register.Send(&repb.RegisterChunkMappingRequest{
+		BlobDigest: sum("12345678").Proto(), ChunkDigests: []*repb.Digest{sum("1234").Proto()},
+	}))
+	wantCode(t, register.RecvMsg(&repb.RegisterChunkMappingResponse{}), codes.Unavailable, "silent for 100ms", "retry")
 }
 
 // A remoteStore checks that each Directory is fetched before it is opened.

@@ -38,7 +38,7 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	if u.message.FinishWrite {
 		return s.finish(u) // a single message: there is nothing to wait for
 	}
-	return s.watch(stream, func(w *watched) error {
+	return s.uploads.watch(stream, s.StreamIdle, func(w *watched) error {
 		u.stream = &grpc.GenericServerStream[bspb.WriteRequest, bspb.WriteResponse]{ServerStream: w}
 		u.watched = w
 		return s.finish(u)
