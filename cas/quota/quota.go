@@ -31,9 +31,9 @@ type Kind int
 // Kinds. Every call counts as one of Calls, and may count as one of another kind, too.
 const (
 	Calls      Kind = iota // calls in progress, except health checks
-	Uploads                // calls of ByteStream.Write
+	Uploads                // calls that store blobs or build events
 	Executions             // calls that execute actions or wait for operations
-	Queries                // calls that search the history, the operations or the blobs
+	Queries                // calls that search the history, the operations, the blobs or a tree
 	LogStreams             // log streams that are not finished
 	kinds
 )

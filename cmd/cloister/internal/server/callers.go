@@ -20,6 +20,11 @@ func (s *server) callers() *quota.Table {
 	}
 	return quota.New(quota.Config{Callers: s.CallerLimits, Instances: s.InstanceLimits, Name: name, Instance: access.Instance, Methods: map[string]quota.Kind{
 		"/google.bytestream.ByteStream/Write":                                     quota.Uploads,
+		repb.ContentAddressableStorage_SplitBlob_FullMethodName:                   quota.Uploads,
+		repb.ContentAddressableStorage_SpliceBlob_FullMethodName:                  quota.Uploads,
+		repb.ContentAddressableStorage_GetChunkMapping_FullMethodName:             quota.Uploads,
+		repb.ContentAddressableStorage_RegisterChunkMapping_FullMethodName:        quota.Uploads,
+		repb.ContentAddressableStorage_GetTree_FullMethodName:                     quota.Queries,
 		repb.Execution_Execute_FullMethodName:                                     quota.Executions,
 		"/google.devtools.build.v1.PublishBuildEvent/PublishBuildToolEventStream": quota.Uploads,
 		repb.Execution_WaitExecution_FullMethodName:                               quota.Executions,

@@ -21,6 +21,9 @@ func TestCallsCountAsTheirKind(t *testing.T) {
 	for kind, methods := range map[string][]string{
 		"uploads": {
 			"/google.bytestream.ByteStream/Write", "/google.devtools.build.v1.PublishBuildEvent/PublishBuildToolEventStream",
+			repb.ContentAddressableStorage_SplitBlob_FullMethodName, repb.ContentAddressableStorage_SpliceBlob_FullMethodName,
+			repb.ContentAddressableStorage_GetChunkMapping_FullMethodName,
+			repb.ContentAddressableStorage_RegisterChunkMapping_FullMethodName,
 		},
 		"executions": {
 			repb.Execution_Execute_FullMethodName, repb.Execution_WaitExecution_FullMethodName,
@@ -29,6 +32,7 @@ func TestCallsCountAsTheirKind(t *testing.T) {
 		"queries": {
 			longrunningpb.Operations_ListOperations_FullMethodName, cloisterpb.History_List_FullMethodName,
 			cloisterpb.BlobIndex_Find_FullMethodName, cloisterpb.Builds_Read_FullMethodName, cloisterpb.Builds_List_FullMethodName,
+			repb.ContentAddressableStorage_GetTree_FullMethodName,
 		},
 	} {
 		for _, first := range methods {
