@@ -95,13 +95,14 @@ const (
 	maxDeciding = 16 << 20
 	// maxDecidingMemory limits all of these blobs together.
 	maxDecidingMemory = 4 * maxDeciding
-	// maxForks limits the uploads that are stored under every function that they may have.
+	// maxForks limits the concurrent uploads that are written under every candidate function.
 	maxForks = 8
 )
 
 // A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports it. A
-// blob that is larger, or for which memory is short, is written once for each function, of which the store keeps one.
-// If forks is nil or exhausted, and its function is not the assumed one, the client must send it again.
+// larger blob, or any blob while memory is short, is written once per candidate function, and only the write that
+// matches succeeds. If forks is nil or exhausted, it is written only under the assumed function; if its content has
+// another one, the client must send it again.
 type decidingStore struct {
 	cas.Store
 	memory *semaphore.Weighted
@@ -136,7 +137,7 @@ func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error
 	return cas.Mismatch(d, d.Function().Sum(data))
 }
 
-// putAsEach stores a blob under each function that it may have. All but one fail, since the content does not match.
+// putAsEach writes a blob under every candidate function. All writes but one fail, since the content does not match.
 func (s decidingStore) putAsEach(ctx context.Context, d cas.Digest, r io.Reader) error {
 	f := &fork{put: func(d cas.Digest, r io.Reader) error { return s.Store.Put(ctx, d, r) }, others: s.others}
 	defer f.end(errNotMeant)
@@ -148,7 +149,7 @@ func (s decidingStore) putAsEach(ctx context.Context, d cas.Digest, r io.Reader)
 	if !errors.Is(err, cas.ErrMismatch) {
 		return err
 	}
-	if _, err := io.Copy(io.Discard, tee); err != nil { // the others need the end
+	if _, err := io.Copy(io.Discard, tee); err != nil { // the other puts need the rest
 		return err
 	}
 	f.end(nil)
@@ -166,15 +167,15 @@ func (s decidingStore) putAsEach(ctx context.Context, d cas.Digest, r io.Reader)
 // errNotMeant ends puts under functions that a blob does not have.
 var errNotMeant = errors.New("the blob has another digest function")
 
-// A fork copies what is written to it into puts of other digests. They begin with the first write, so that the put
-// that it accompanies reserves its space first.
+// A fork copies its input to one put per other digest. These puts begin with the first write, so that the main put
+// reserves its space first.
 type fork struct {
 	put     func(cas.Digest, io.Reader) error
 	others  []cas.Digest
 	to      []*io.PipeWriter // nil before the first write
 	errs    []error          // of others
 	running sync.WaitGroup
-	// panicked is what a put panicked with.
+	// panicked is the value and the stack of a put's panic.
 	panicked atomic.Value
 }
 
@@ -202,7 +203,7 @@ func (f *fork) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end ends the content, with an error or, if that is nil, with io.EOF, and waits for the puts. Later calls do nothing.
+// end closes the content with err, or with io.EOF if err is nil, and waits for the puts. Later calls do nothing.
 func (f *fork) end(err error) {
 	for _, w := range f.to {
 		_ = w.CloseWithError(err)

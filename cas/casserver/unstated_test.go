@@ -111,7 +111,7 @@ func TestContentDecidesTheFunction(t *testing.T) {
 	}
 }
 
-// A blob that is too large for memory decides, too. Nothing else is stored.
+// A blob that is too large for memory also decides the function, and is stored once.
 func TestLargeBlobDecidesTheFunction(t *testing.T) {
 	data := noise(17 << 20)
 	for _, form := range []string{"several messages", "compressed"} {
@@ -147,8 +147,8 @@ func TestLargeBlobOfASecondClient(t *testing.T) {
 	}
 }
 
-// Uploads whose functions are undecided do not use up the memory and the store of the server: beyond limits, blobs are
-// not kept either.
+// Uploads whose functions are undecided do not exhaust the server's memory and store: beyond the limits, the client
+// must send its blob again.
 func TestUndecidedUploadsAreBounded(t *testing.T) {
 	m, l := castest.NewMemory(), &learner{}
 	c := l.serve(t, m, m)
@@ -298,7 +298,7 @@ func TestLargeBlobWithAPutThatFails(t *testing.T) {
 		err   error
 		want  codes.Code
 	}{
-		{cas.SHA256, cas.ErrFull, codes.ResourceExhausted}, // the assumed one, so that nothing reads on
+		{cas.SHA256, cas.ErrFull, codes.ResourceExhausted}, // the assumed one: the rest is not read
 		{cas.BLAKE3, cas.ErrFull, codes.ResourceExhausted},
 		{cas.SHA256TREE, cas.ErrFull, codes.OK},
 		{cas.SHA256, nil, codes.Internal},

@@ -34,7 +34,7 @@ func isDir(path string) bool {
 }
 
 // replaceOpen replaces a file that this process has open by another one, until the result is called or the test ends.
-// The same file replaces it so that it can only be written.
+// If both paths are equal, the open file becomes write-only.
 func replaceOpen(t *testing.T, path, by string) (restore func()) {
 	t.Helper()
 	fds := must.Get(os.ReadDir("/proc/self/fd"))(t)
@@ -264,8 +264,8 @@ func TestVerifySkipsUnknownErrors(t *testing.T) {
 	read(t, s, 0, block)
 }
 
-// TestVerifySkipsUnreadableLogs: Verify skips a segment whose log it cannot read, and returns the error, because every
-// later Verify would stop there, too.
+// TestVerifySkipsUnreadableLogs: Verify skips a segment whose log it cannot read, and returns the error. Otherwise,
+// every later Verify would stop there.
 func TestVerifySkipsUnreadableLogs(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir()}
 	c, s := twoSegments(t, config)
@@ -276,7 +276,7 @@ func TestVerifySkipsUnreadableLogs(t *testing.T) {
 	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
 	expect.Error(t, err, syscall.EBADF)
 	expect.That(t, len(r.Damaged) == 1 && r.Damaged[0].Digest == digestOfBlob(1, 500),
-		"got damaged %v, want the blob behind", r.Damaged)
+		"got damaged %v, want the blob of the second segment", r.Damaged)
 	restore()
 	r, err = c.Verify(t.Context(), disk.VerifyOptions{})
 	expect.That(t, err == nil && !r.Resumed, "readable again: got %v, resumed %v", err, r.Resumed)

@@ -52,8 +52,8 @@ type position struct{ segment, record uint32 }
 // Verify reads everything that exists when it starts, and drops what is damaged. It may skip a file that this process
 // wrote and whose record moves meanwhile. If ctx ends, or this process has no memory or descriptors left, it saves its
 // position, and the next Verify resumes there. Other errors concern one blob: Verify skips it, reads the rest, and
-// returns the first of them. The same applies to a segment whose log it cannot read. Only one runs at a time; a second
-// one waits. Other methods may run concurrently.
+// returns the first of them. It treats a segment whose log it cannot read the same way. Only one runs at a time; a
+// second one waits. Other methods may run concurrently.
 func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
 	end, err := c.beginWith(ctx)
 	if err != nil {
@@ -143,7 +143,7 @@ func (v *verification) run(ctx context.Context) error {
 		case err == nil, errors.Is(err, segment.ErrGone):
 		case ofProcess(ctx, err):
 			return err
-		default: // the next Verify would stop here as well
+		default: // otherwise, every later Verify would stop here
 			v.skipped = cmp.Or(v.skipped, err)
 		}
 		v.at = position{g.N + 1, 0}
@@ -189,8 +189,8 @@ func (v *verification) one(ctx context.Context, e index.Entry) error {
 	return nil
 }
 
-// ofProcess reports whether err does not concern the file that was read: Verify shall end, or this process lacks memory
-// or descriptors.
+// ofProcess reports whether err concerns this process and not the file that was read: Verify must end, or the process
+// lacks memory or descriptors.
 func ofProcess(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || errors.Is(err, os.ErrClosed) || fault.Ours(err)
 }

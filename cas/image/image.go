@@ -69,8 +69,8 @@ type Config struct {
 	// Progress, if not nil, is called repeatedly with the compressed bytes read so far and their total, which is 0 if
 	// unknown. It is called concurrently.
 	Progress func(done, total int64)
-	// asking is called with 1 when the caller begins to wait for the registry, and with -1 afterwards. It is called
-	// concurrently.
+	// asking is called with 1 when a call begins to wait for the registry, and with -1 when that call returns. It is
+	// called concurrently.
 	asking func(change int64)
 	// Log receives retries; nil discards them.
 	Log *slog.Logger

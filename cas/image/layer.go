@@ -171,9 +171,9 @@ type meter struct {
 	sum   hash.Hash
 	n     share // over all layers
 	limit int64
-	seen  func(int64) // may be nil, as asking
+	seen  func(int64) // may be nil, like asking
 	err   error       // of r
-	// asking is that of Config if r is the registry's.
+	// asking is Config.asking if r reads from the registry.
 	asking func(int64)
 }
 

@@ -108,7 +108,7 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	var read int64
 	moved := time.Now()
 	stop := l.report(ctx, func() {
-		if now := p.read.Load(); now != read || p.asking.Load() == 0 { // the store may take longer
+		if now := p.read.Load(); now != read || p.asking.Load() == 0 { // a slow store is no stall
 			read, moved = now, time.Now()
 		} else if time.Since(moved) > maxStall { // it holds the slots of actions
 			l.setLate(registry)
@@ -133,8 +133,8 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	return e, nil
 }
 
-// reportInterval is the interval of log lines about a running pull, and maxStall the maximum time for which a
-// registry may send nothing that a pull waits for. They are variables for tests.
+// reportInterval is the interval of log lines about a running pull. maxStall is the time after which a pull gives up on
+// a registry that sends nothing. They are variables for tests.
 var (
 	reportInterval = 10 * time.Second
 	maxStall       = time.Minute

@@ -81,11 +81,11 @@ func TestStalledPullEnds(t *testing.T) {
 	expect.Error(t, expect.Err(l.Get(t.Context(), "", ref, cas.Digest{})), nil, "another registry")
 }
 
-// slowStore is a store whose first Put lasts until proceed is closed.
+// slowStore is a store whose first Put blocks until proceed is closed.
 type slowStore struct {
 	cas.Store
 	once    *sync.Once
-	began   chan struct{} // closed when that Put begins
+	began   chan struct{} // closed when the first Put begins
 	proceed chan struct{}
 }
 
@@ -101,7 +101,7 @@ func (s slowStore) Put(ctx context.Context, d cas.Digest, r io.Reader) (err erro
 	return cmp.Or(err, s.Store.Put(ctx, d, r))
 }
 
-// logged sends the messages that are logged to a channel.
+// logged sends log messages to a channel.
 type logged struct {
 	slog.Handler
 	messages chan string
@@ -126,7 +126,7 @@ func TestSlowStoreIsNoStall(t *testing.T) {
 		_, err := l.Get(t.Context(), "", ref, cas.Digest{})
 		ended <- err
 	}()
-	for reports, began := 0, slow.began; reports < 5; { // more than maxStall
+	for reports, began := 0, slow.began; reports < 5; { // longer than maxStall
 		select {
 		case <-began:
 			reports, began = 0, nil

@@ -129,7 +129,7 @@ func noBucket(string, *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// wantDown checks that calls of every kind fail at once with an error that is kind, and send nothing.
+// wantDown checks that calls of every kind fail at once with an error that wraps kind, and send nothing.
 func (b *bubble) wantDown(t *testing.T, kind error, why string) {
 	t.Helper()
 	before, start := b.requests(), time.Now()
@@ -193,8 +193,8 @@ func TestDownBucketIsNotCalled(t *testing.T) {
 	}
 }
 
-// TestAbsentBucketIsUnavailable checks that the first call that finds no bucket opens the breaker, and that the calls
-// after it also have the code with which clients retry.
+// TestAbsentBucketIsUnavailable checks that a call that finds no bucket opens the breaker, and that later calls also
+// fail with ErrUnavailable, on which clients retry.
 func TestAbsentBucketIsUnavailable(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.respond(noBucket)
@@ -242,7 +242,7 @@ func TestRefusingBucketDelaysWriteBack(t *testing.T) {
 				data, _ := castest.Blob(3, 1000)
 				d := put(t, in.Store, data)
 				must.Succeed(t, in.Actions.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
-				var want []cas.Digest // what is not local, unless the bucket answers the query, which renews nothing
+				var want []cas.Digest // the blobs that are not local, if the bucket cannot be queried
 				if c.all {
 					want = []cas.Digest{b.present}
 				}

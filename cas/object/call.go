@@ -110,7 +110,7 @@ func (k *call) answered(what string, err error) error {
 	k.client.health.Observe(k.ctx, time.Now().Add(-k.idle), err)
 	switch {
 	case k.Kind == probe || down(err) == nil:
-	case errors.Is(err, ErrNoBucket): // no probe can say more
+	case errors.Is(err, ErrNoBucket): // a probe would report nothing else
 		k.client.health.Fail(ErrNoBucket)
 	default:
 		k.client.health.Start() // does it answer anything?

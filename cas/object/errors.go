@@ -63,8 +63,8 @@ var expired = map[string]bool{
 	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
 }
 
-// down returns why err, of a probe, means that the bucket is down, or nil if it does not. An absent bucket counts as
-// down, and so does one that refuses our credentials.
+// down returns the reason if err means that the bucket is down, otherwise nil. A bucket that is absent or refuses our
+// credentials counts as down.
 func down(err error) error {
 	if errors.Is(err, cas.ErrDenied) || errors.Is(err, ErrNoBucket) {
 		return err

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package object implements the store and the action cache of package cas in a bucket of Amazon S3, of an S3-compatible
-// server or of Google Cloud Storage. It caches no blobs on this host, and deletes none from the bucket.
-// The package does not trust the contents of the bucket: it verifies downloads of whole blobs against the digest, and
-// an upload becomes visible only after its last byte was verified. It checks only the length of a download from an
-// offset, which resumes one or reads a part of a blob. It trusts results, which only a checksum protects: anyone with
+// server or of Google Cloud Storage. It caches no blobs on this host, and deletes none from the bucket. The package
+// does not trust the contents of the bucket: it verifies downloads of whole blobs against the digest, and an upload
+// becomes visible only after its last byte was verified. It checks only the length of a download from an offset, which
+// resumes an earlier download or reads part of a blob. It trusts results, which only a checksum protects: anyone with
 // write access to the bucket determines the results of actions.
 //
 // # Cost
@@ -19,18 +19,18 @@
 // their creation, the URL must have expire_days=N. Missing and Lookup then renew an object older than N/2 days by
 // copying it onto itself. What Put stored, Missing reported present or Lookup returned stays for N/2 days; Open renews
 // nothing. S3 cannot copy a blob above 5 GiB in one call, and some servers do not reset the age of an object that is
-// copied onto itself. Missing reports such a blob as absent, and the client puts it again. It also does if the bucket
-// fails for this object or has refused to read it, and answers a probe.
+// copied onto itself. Missing reports such a blob as absent, and the client puts it again. The same applies to a blob
+// whose object the bucket fails to look up or has refused to read, while it answers a probe.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
-// versioning or soft delete also keeps the previous version of each copy.
-// An attempt ends after 10 seconds without progress by the server, an upload after 30, and a copy after a minute plus a
-// second for each 4 MiB. A call that has waited for 20 seconds makes no further attempt. A bucket that does not answer
-// several calls in a row, or one probe, counts as down: until it answers a probe, every call fails immediately with
-// cas.ErrUnavailable. An absent bucket counts as down at once, and its calls also fail with ErrNoBucket. A bucket that
-// refuses our credentials in a probe also counts as down, and its calls fail with cas.ErrDenied. An attempt without an
-// answer starts a probe, and so does an answer with an error, which may be about only one object. A running upload in
-// parts waits up to 20 seconds for the bucket to recover, and sends each part at most three times.
+// versioning or soft delete also keeps the previous version of each copy. An attempt ends after 10 seconds without
+// progress by the server, an upload after 30, and a copy after a minute plus a second for each 4 MiB. A call that has
+// waited for 20 seconds makes no further attempt. A bucket that does not answer several calls in a row, or one probe,
+// counts as down: until it answers a probe, every call fails immediately with cas.ErrUnavailable. An absent bucket
+// counts as down at once, and its calls also fail with ErrNoBucket. A bucket that refuses our credentials in a probe
+// also counts as down, and its calls fail with cas.ErrDenied. An attempt without an answer starts a probe. So does an
+// error from the bucket, which may concern only one object. A running upload in parts waits up to 20 seconds for the
+// bucket to recover, and sends each part at most three times.
 //
 // One client, minio-go, serves both kinds of bucket: Google's XML API understands the S3 protocol, with renamed headers
 // and a token instead of a signature. The JSON API would need a second client, and answers 404 both for an absent
@@ -173,7 +173,7 @@ func (c *Client) Check(ctx context.Context) error {
 
 // Err returns nil if the bucket was up at the last call or probe. Otherwise it returns the error with which every call
 // fails, including the time and the reason: cas.ErrDenied if the bucket refuses our credentials, else
-// cas.ErrUnavailable, with ErrNoBucket if the bucket does not exist.
+// cas.ErrUnavailable, and also ErrNoBucket if the bucket does not exist.
 func (c *Client) Err() error { return c.health.Err() }
 
 // Probed returns a channel that is closed after the first probe of the bucket, whether it succeeded or not.

@@ -324,8 +324,8 @@ func TestArchivedBlobIsPutAgain(t *testing.T) {
 	})
 }
 
-// TestRefusedObjectIsPutAgain: a bucket lists an object, but refuses to read it and answers other reads, as Amazon does
-// if we may no longer use the key with which it is encrypted.
+// TestRefusedObjectIsPutAgain: a bucket finds an object but refuses reads of this object only, as Amazon S3 does after
+// access to its encryption key was revoked.
 func TestRefusedObjectIsPutAgain(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
@@ -411,8 +411,8 @@ func TestServerErrors(t *testing.T) {
 	})
 }
 
-// TestTooLargeRequestIsUnsupported checks that callers do not repeat an upload that exceeds a limit of the server or of
-// a proxy.
+// TestTooLargeRequestIsUnsupported checks that an upload above a size limit of the server or of a proxy fails as
+// unsupported and is not retried.
 func TestTooLargeRequestIsUnsupported(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
@@ -696,7 +696,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 	})
 }
 
-// TestAbsentDoesNotRenew checks the query of package overlay, which an old object does not delay.
+// TestAbsentDoesNotRenew checks that Absent, which package overlay calls for queries, does not renew an old object.
 func TestAbsentDoesNotRenew(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		c := s.open(t, object.Config{URL: s.url("&expire_days=10")})

@@ -85,7 +85,7 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	return s.missing(ctx, ds, s.present)
 }
 
-// An instance is a Store with an optional interface for package overlay.
+// An instance is a Store with Absent, an optional method that package overlay uses.
 type instance struct{ *Store }
 
 // Unwrap implements cas.Unwrapper.
@@ -213,8 +213,8 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 }
 
 // failsAlone reports whether err, of a call about one object, concerns that object only: the bucket answers a probe. It
-// returns the error of a failed probe, otherwise err. The probe can say more: a response to HEAD does not distinguish
-// expired credentials from a malformed request.
+// returns the error of a failed probe, otherwise err. The error of a probe is more specific: a response to HEAD does
+// not distinguish expired credentials from a malformed request.
 func (s *Store) failsAlone(ctx context.Context, what string, err error) (bool, error) {
 	if !ofObject(err) {
 		return false, err
@@ -244,7 +244,8 @@ func (s *Store) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error
 	return s.Missing(ctx, ds)
 }
 
-// Open implements cas.Store. It streams, and resumes a download that breaks off. It verifies only a read from 0.
+// Open implements cas.Store. It streams, and resumes a download that breaks off. It verifies only a download from
+// offset 0.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	if err := cas.CheckDigests(d); err != nil {
 		return nil, err
@@ -266,8 +267,8 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	}
 	r, info, err := s.open(ctx, what, s.key(blobs, d), off)
 	if errors.Is(err, cas.ErrDenied) && s.health.Probe(ctx) == nil {
-		// For example, its encryption key may not be used any more. Without a new upload it stays unreadable.
-		err = fmt.Errorf("%w: the bucket refuses to read only this object: %v", cas.ErrCorrupt, err)
+		// For example, access to its encryption key was revoked. The object stays unreadable until it is uploaded again.
+		err = fmt.Errorf("%w: the bucket refuses reads of this object only: %v", cas.ErrCorrupt, err)
 	}
 	if err == nil && off+info.Size != d.Size() {
 		r.Close()

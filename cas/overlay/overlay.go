@@ -61,9 +61,9 @@ type Config struct {
 	// lease time of the local store; 0 means an hour.
 	RenewInterval time.Duration
 	// UpstreamInterval is the interval in which locally used blobs and results are renewed in the upstream; a negative
-	// interval renews nothing. 0 means, if the upstream is a cas.Renewer, an eighth of its lifetime, or 12 hours if it
-	// has none; for other upstreams, such as a server with leases of unknown length, RenewInterval, but between a minute
-	// and an hour.
+	// interval disables renewals. The default, 0, depends on the upstream. For a cas.Renewer, it is an eighth of its
+	// lifetime, or 12 hours if it has none. For others, such as a server with leases of unknown length, it is
+	// RenewInterval, but at least a minute and at most an hour.
 	UpstreamInterval time.Duration
 	// Log receives background errors; nil discards them.
 	Log *slog.Logger

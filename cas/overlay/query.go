@@ -50,8 +50,9 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 	}
 }
 
-// queryMissing queries which blobs of ds, which are not local, are absent from the upstream. With WriteBack, slow
-// renewals do not delay it: those found are renewed in the background. It keeps ds.
+// queryMissing returns the blobs of ds that are absent from the upstream. None of ds is local. With WriteBack, it
+// renews the present ones in the background, so that slow renewals do not delay it. The query may outlive the call, so
+// callers must not modify ds.
 func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	missing, a := s.upstream.Store.Missing, s.absenter()
 	if a != nil {
@@ -66,7 +67,7 @@ func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest
 	return absent, err
 }
 
-// absenter returns the upstream if queries use it without renewals, otherwise nil.
+// absenter returns the upstream's Absent method if queries must not renew, otherwise nil.
 func (s *store) absenter() absenter {
 	if s.o.config.Policy == WriteThrough || s.o.uses.interval <= 0 {
 		return nil
@@ -75,8 +76,8 @@ func (s *store) absenter() absenter {
 	return a
 }
 
-// unanswered reports whether a query that failed with err is answered without the upstream, and counts it. With
-// WriteBack, it is if the upstream is unusable or refuses to renew a blob.
+// unanswered reports whether a query that failed with err is answered without the upstream, and counts it. This happens
+// with WriteBack, if the upstream is unusable or refuses to renew a blob.
 func (s *store) unanswered(err error) bool {
 	if s.o.config.Policy != WriteBack || !s.renewalDenied(err) && !s.o.unusable(s.name, err) {
 		return false
@@ -85,7 +86,7 @@ func (s *store) unanswered(err error) bool {
 	return true
 }
 
-// renewalDenied reports whether err, of a query, may mean that the upstream denies a renewal. An upstream without
+// renewalDenied reports whether the error of a query may mean that the upstream denies a renewal. An upstream without
 // renewals denies the query itself, and probably uploads, too: if its blobs counted as missing, clients would fill the
 // journal with them.
 func (s *store) renewalDenied(err error) bool {

@@ -43,7 +43,7 @@ type uses struct {
 	sample []entry      // guarded by mu; of later uses
 	later  int          // guarded by mu; uses of which sample is a sample
 	// latest are hashes of uses since the last sample was taken. A batch and an input root use each blob twice, when it is
-	// found and when it is read, and the second time must not cost a cache miss.
+	// found and when it is read, and the second use must not cost a cache miss.
 	latest  [1 << 12]uint64 // guarded by mu
 	sampled time.Time       // guarded by mu; when the last sample was taken
 }
@@ -199,7 +199,7 @@ func (o *Overlay) renewUsed() {
 			continue
 		}
 		if failed > 0 && failed == len(due) {
-			pause = renewFailure // their next use may be soon
+			pause = renewFailure // their next use, which may follow at once, retries them
 		}
 		size = min(2*size, renewBatch)
 		o.count(func(st *Stats) { st.Renewed += int64(len(due) - failed) })

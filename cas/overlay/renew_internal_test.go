@@ -43,7 +43,7 @@ func TestUsesBeyondTheQueueAreRenewedLater(t *testing.T) {
 	}
 }
 
-// TestRestsShortenGradually checks that the sender does not reach full speed at once, and reaches it.
+// TestRestsShortenGradually checks that the sender reaches full speed, but gradually.
 func TestRestsShortenGradually(t *testing.T) {
 	for _, c := range []struct {
 		waited time.Duration

@@ -184,7 +184,7 @@ func TestUsedBlobsKeepTheirLeases(t *testing.T) {
 	})
 }
 
-// A slowRenewer takes a minute to renew one of its blobs, also when it is queried, unless the query renews nothing.
+// A slowRenewer takes a minute to renew one of its blobs. Missing also renews; Absent does not.
 type slowRenewer struct {
 	*expiringStore
 	slow, bad cas.Digest // bad cannot be renewed
@@ -372,8 +372,8 @@ func TestPendingBlobsAreNotRenewed(t *testing.T) {
 	})
 }
 
-// TestUsedResultsAreRenewed checks that a local result is looked up in the upstream once in an interval of an hour, and
-// not sent again: somebody may have removed it.
+// TestUsedResultsAreRenewed checks that a local result is looked up in the upstream once an hour, and not sent again:
+// somebody may have removed it.
 func TestUsedResultsAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
@@ -412,8 +412,8 @@ func TestFailedResultIsRenewedAtItsNextUse(t *testing.T) {
 	})
 }
 
-// TestLostBlobIsSentAtItsNextUse checks that a blob that the upstream has lost and has no room for does not count as
-// renewed, and does not wait for the next interval.
+// TestLostBlobIsSentAtItsNextUse checks that a blob that the upstream has lost and does not accept again does not count
+// as renewed, and is sent at its next use, not in the next interval.
 func TestLostBlobIsSentAtItsNextUse(t *testing.T) {
 	for _, refusal := range []error{cas.ErrUpstreamFull, cas.ErrDenied} {
 		synctest.Test(t, func(t *testing.T) {

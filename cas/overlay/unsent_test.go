@@ -519,9 +519,9 @@ func TestBlobTooLargeForUpstreamIsNotReportedLost(t *testing.T) {
 	})
 }
 
-// TestLeftoverGivenUpStaysMissing checks that a blob that WriteBack has not sent, and that is too large for the
-// upstream or rejected by it for a day, is missing after a change to WriteThrough, also after a restart, until the
-// upstream accepts it.
+// TestLeftoverGivenUpStaysMissing checks a blob that WriteBack has not sent because it is too large for the upstream,
+// or because the upstream has rejected it for a day. After a change to WriteThrough it is missing, also after a
+// restart, until the upstream accepts it.
 func TestLeftoverGivenUpStaysMissing(t *testing.T) {
 	for name, c := range map[string]struct {
 		failure error

@@ -21,17 +21,17 @@ const (
 )
 
 // Sending costs as much as writing, or more if the upstream is on the same machine. Therefore, while the overlay is in
-// use, the sender rests between small rounds and while it reads large blobs. Beyond maxPatience or maxBacklog it rests for
-// less, so that it reaches full speed gradually.
+// use, the sender rests between small rounds and while it reads large blobs. Above maxPatience or maxBacklog, rests
+// become shorter, so that the sender reaches full speed gradually.
 const (
 	busyShare   = 4                      // a round uses this part of an unbatched upstream's calls
 	busyRest    = 30                     // maximum rest, as a multiple of the time of the round
 	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
 	idleAfter   = 200 * time.Millisecond // time since the last use after which the overlay is not in use
-	maxPatience = 5 * time.Minute        // age of the oldest entry up to which rests are full,
-	maxBacklog  = 100_000                // and number of entries
-	noRest      = 3                      // multiple of maxPatience and maxBacklog from which on there are none
+	maxPatience = 5 * time.Minute        // age of the oldest entry above which rests become shorter
+	maxBacklog  = 100_000                // number of entries above which rests become shorter
+	noRest      = 3                      // multiple of maxPatience and maxBacklog at which rests are zero
 )
 
 // used records that the overlay is in use. Every call of a store does this, so it reads no clock and rarely writes.
@@ -49,19 +49,19 @@ func (o *Overlay) busy() bool {
 	return time.Since(time.Unix(0, o.lastUse.Load())) < idleAfter && !o.draining.Load()
 }
 
-// restShare returns the part of a full rest, between 0 and 1, that the sender takes when the oldest of n entries has
-// waited for a time.
+// restShare returns the fraction of a full rest that the sender takes if the oldest of n entries has waited for this
+// time.
 func restShare(waited time.Duration, n int) float64 {
 	excess := max(float64(waited)/float64(maxPatience), float64(n)/maxBacklog)
 	return min(max((noRest-excess)/(noRest-1), 0), 1)
 }
 
-// shorten returns d, or less if entries, the oldest of which was written at since, have waited for long.
+// shorten returns the rest d, shortened if the backlog is large or its oldest entry, written at since, is old.
 func (o *Overlay) shorten(d time.Duration, since time.Time) time.Duration {
 	return time.Duration(restShare(time.Since(since), o.pending.len()) * float64(d))
 }
 
-// rest pauses after a round that took a time and sent entries, the oldest of which was written at since.
+// rest pauses after a round that sent entries, took this time, and began with the oldest entry written at since.
 func (o *Overlay) rest(took time.Duration, entries []entry, since time.Time) {
 	var limit time.Duration
 	for _, e := range entries {
@@ -195,13 +195,13 @@ func tooLarge(err error) bool {
 }
 
 // rejected reports whether err, of sending e, means that the upstream rejects e until somebody changes its rules or our
-// permissions. A blob that it denies us is not rejected: nobody else would send it.
+// permissions. A denied blob is not rejected: nobody else would send it.
 func rejected(e entry, err error) bool {
 	return errors.Is(err, cas.ErrInvalid) || e.kind == result && errors.Is(err, os.ErrPermission)
 }
 
 // keptUnsent records that a blob that an earlier WriteBack left is given up, so that it stays missing with
-// WriteThrough. It returns false if there is no room for the record. Other entries need none.
+// WriteThrough. It returns false if there is no room for the record. Other entries need no record.
 func (o *Overlay) keptUnsent(e entry) bool {
 	if e.kind == result || !o.leftover() {
 		return true
@@ -216,8 +216,8 @@ func (o *Overlay) keptUnsent(e entry) bool {
 	return true
 }
 
-// outdated reports whether to give up an entry that the upstream rejects. An operator may change that, but the journal
-// must not grow without bound.
+// outdated reports whether to give up an entry that the upstream rejects. An operator may correct the cause, but the
+// journal must not grow without bound.
 func (o *Overlay) outdated(e entry) bool {
 	return time.Since(o.pending.since(e)) > maxDenied || o.pending.len() > maxBacklog
 }

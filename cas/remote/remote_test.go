@@ -812,8 +812,8 @@ func TestExhaustedServer(t *testing.T) {
 	}
 }
 
-// TestRejectedWritesAreInvalid checks that a caller can tell a blob or result that the server rejects as invalid from
-// one that it may accept later, and that a read that it rejects does not make a blob invalid.
+// TestRejectedWritesAreInvalid checks that a write that the server rejects as invalid fails with ErrInvalid, unlike one
+// that it may accept later, and that a rejected read does not.
 func TestRejectedWritesAreInvalid(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")

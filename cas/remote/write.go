@@ -108,8 +108,8 @@ func (s *Store) putFailed(ctx context.Context, d cas.Digest, err error) error {
 	return s.writeFailed(ctx, fmt.Sprintf("store blob %s", d), err)
 }
 
-// writeFailed is like failed, for a write: a server that has exhausted its resources is full, and INVALID_ARGUMENT is
-// also cas.ErrInvalid. For a read, that error would mean that the blob is malformed.
+// writeFailed is like failed, for a write: RESOURCE_EXHAUSTED becomes cas.ErrUpstreamFull, and INVALID_ARGUMENT also
+// becomes cas.ErrInvalid. For a read, ErrInvalid would mean that the blob is malformed.
 func (s *Store) writeFailed(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		return s.failed(ctx, what, err)

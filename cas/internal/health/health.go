@@ -25,7 +25,7 @@ const (
 	minWait = 10 * time.Second
 )
 
-// ErrNoBucket is the reason of an upstream that is an absent bucket. Check.Err keeps it.
+// ErrNoBucket is the reason why an absent bucket is down. Check.Err wraps it.
 var ErrNoBucket = errors.New("the bucket does not exist; create it, or correct its name or the endpoint")
 
 // Config configures a Check.
@@ -191,7 +191,7 @@ func (h *Check) setUp() {
 	h.up, h.err = true, nil
 }
 
-// Fail records that the upstream is down because of err, which a call has found, and probes it until it is up.
+// Fail marks the upstream as down because a call failed with err, and probes it until it is up.
 func (h *Check) Fail(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -249,9 +249,9 @@ func (h *Check) Close() {
 	h.background.Wait()
 }
 
-// Err returns nil if the upstream was up at the last call or probe. Otherwise it returns the error with which every call
-// fails, including the time and the reason: cas.ErrDenied if the upstream refuses our credentials, else
-// cas.ErrUnavailable, with ErrNoBucket if that is the reason.
+// Err returns nil if the upstream was up at the last call or probe. Otherwise it returns the error with which every
+// call fails, including the time and the reason: cas.ErrDenied if the upstream refuses our credentials, else
+// cas.ErrUnavailable, and also ErrNoBucket if that is the reason.
 func (h *Check) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
