@@ -46,8 +46,8 @@ type rootFS struct {
 // own reports whether the action sees nothing of this host.
 func (r *rootFS) own() bool { return r.image != "" || !r.digest.IsZero() }
 
-// moved reports whether r was made in another image, which the action named before its tag moved, or before the
-// default properties of the policy changed.
+// moved reports whether result was made in an image that the action no longer gets, because its tag has moved or the
+// policy's default properties have changed.
 func (r *rootFS) moved(result *repb.ActionResult) bool {
 	made := results.Recorded(result)
 	return made.GetUnpinned() && made.GetImage() != r.image

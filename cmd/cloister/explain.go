@@ -185,7 +185,7 @@ var backendCodes = [][3]string{
 	},
 	{
 		"kvm_permission",
-		"/dev/kvm cannot be opened, or only by user or group root, or must not create a machine",
+		"/dev/kvm cannot be opened, or only by user or group root, or a security policy forbids creating a machine",
 		"run as root in a container with that device; give it the group kvm and mode 660",
 	},
 	{

@@ -44,7 +44,7 @@ the supervisor is killed, the sandbox ends with it, and the next sandbox command
 	return cmd
 }
 
-// completeSandbox completes the name of a sandbox as the first argument, and otherwise does what rest says.
+// completeSandbox completes the name of a sandbox as the first argument, and returns rest for later arguments.
 func completeSandbox(rest cobra.ShellCompDirective) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -54,7 +54,7 @@ func completeSandbox(rest cobra.ShellCompDirective) cobra.CompletionFunc {
 	}
 }
 
-// completeSandboxes completes names of sandboxes that are no argument yet.
+// completeSandboxes completes the names of sandboxes that are not among the arguments yet.
 func completeSandboxes(_ *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	names := slices.DeleteFunc(environments.Names(typed), func(name string) bool { return slices.Contains(args, name) })
 	return names, cobra.ShellCompDirectiveNoFileComp

@@ -694,8 +694,9 @@ func killedAgentEndsTheEnvironment(t *testing.T, h host) {
 	}
 }
 
-// TestShortageOfFilesFailsTheCommand: when the agent cannot open pipes for another command, only that one fails. It needs
-// pipes for the command's streams and then one for the start; each number of free descriptors occurs.
+// TestShortageOfFilesFailsTheCommand: when the agent cannot open pipes for another command, only that one fails. The
+// agent needs pipes for the command's streams and then one for the start. The limits vary the number of free
+// descriptors, so that each of these steps fails.
 func TestShortageOfFilesFailsTheCommand(t *testing.T) {
 	h := host{"namespaces", func() sandbox.Backend { return namespace.New(namespace.Config{}) }, true}
 	for files := int64(40); files < 43; files++ {
@@ -722,7 +723,7 @@ func TestShortageOfFilesFailsTheCommand(t *testing.T) {
 		cancel()
 		waiting.Wait()
 		if code, out := shell(t, e, "echo works"); code != 0 || out != "works\n" {
-			t.Errorf("%d files: got %d %q of the next command, want that it works", files, code, out)
+			t.Errorf("%d files: got %d, %q from the next command, want it to work", files, code, out)
 		}
 	}
 }

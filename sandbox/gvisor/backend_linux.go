@@ -35,7 +35,7 @@ type backend struct {
 	busy   sync.WaitGroup
 }
 
-// times are how long a run may take to start, and after its command has exited, to report the rest.
+// times limits how long a run may take to report its start and, after its command has exited, its end.
 type times struct{ start, reap time.Duration }
 
 // A cell has what one run at a time needs: a pair of host users, which are those of a slot of that number, and a

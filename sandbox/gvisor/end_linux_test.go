@@ -277,7 +277,7 @@ func owners(t *testing.T) []string {
 // nameRunsc is what runsc is called when it runs.
 const nameRunsc = "runsc"
 
-// Host names of runs whose hostileRunsc starts processes, prints what it is sent, reports that the command has exited and
+// Host names of runs whose hostileRunsc starts processes, prints its input, reports that the command has exited and
 // nothing more, or reports nothing at all.
 const (
 	forks   = "forks"
@@ -386,8 +386,8 @@ func TestEndWaitsForNoGuest(t *testing.T) {
 	}
 }
 
-// TestRunWithoutReportsEnds: a gVisor that a run has taken over keeps its cell neither by never starting nor by never
-// ending, also if the run cannot be stopped any more.
+// TestRunWithoutReportsEnds: a gVisor that a run has taken over cannot keep its cell by not reporting a start or an
+// end, even if the run can no longer be stopped.
 func TestRunWithoutReportsEnds(t *testing.T) {
 	backend(t)
 	t.Setenv("RUNSC_PATH", must.Get(os.Executable())(t))
@@ -401,10 +401,10 @@ func TestRunWithoutReportsEnds(t *testing.T) {
 		return b.Run(t.Context(), s, sandbox.Stdio{})
 	}
 	if res, err := hostile(lingers, time.Hour, time.Millisecond); err != nil || res.ExitCode != 7 || res.Stopped {
-		t.Errorf("without its end: got %+v, %v; want the exit code 7", res, err)
+		t.Errorf("without a report of the end: got %+v, %v; want the exit code 7", res, err)
 	}
 	if res, err := hostile(silent, time.Millisecond, time.Hour); err == nil || !strings.Contains(err.Error(), "did not report within 1ms") {
-		t.Errorf("without its start: got %+v, %v; want an error that says so", res, err)
+		t.Errorf("without a report of the start: got %+v, %v; want an error about it", res, err)
 	}
 }
 

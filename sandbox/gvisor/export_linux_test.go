@@ -11,7 +11,7 @@ import (
 // ExplainProbe is explain, for tests.
 var ExplainProbe = explain
 
-// SetTimes sets how long a run of b may take to start, and after its command has exited, to report the rest.
+// SetTimes sets how long a run of b may take to report its start and, after its command has exited, its end.
 func SetTimes(b sandbox.Backend, start, reap time.Duration) {
 	b.(*backend).times = times{start: start, reap: reap}
 }

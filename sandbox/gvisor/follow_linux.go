@@ -81,7 +81,7 @@ func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	done, timeout, grace := ctx.Done(), (<-chan time.Time)(nil), (<-chan time.Time)(nil)
-	late := time.After(r.b.times.start) // the next report, while it is due: Started, or Reaped after Exited
+	late := time.After(r.b.times.start) // deadline of the next report, if one is due: Started, or Reaped after Exited
 	for {
 		stop := false
 		select {
@@ -112,7 +112,7 @@ func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 			return e
 		case <-late:
 			if res.Start.IsZero() {
-				e.failed = fmt.Sprintf("gVisor did not report within %v that the command starts", r.b.times.start)
+				e.failed = fmt.Sprintf("gVisor did not report within %v that the command started", r.b.times.start)
 			}
 			return e
 		case <-r.b.ending:

@@ -88,9 +88,9 @@ func TestWhatIsLacking(t *testing.T) {
 	reported := slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == "unchangeable inputs" && !c.OK })
 	expect.That(t, reported == (!f.Lower && os.Geteuid() != 0), "without %s: inputs are reported as changeable: %t; overlays %t, checks %+v",
 		lacking, reported, f.Lower, f.Checks)
-	// With overlays, the user's actions own the directories of their inputs.
+	// With overlays, actions of an ordinary user own the directories of their inputs.
 	limited := slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool {
-		return c.Name == "unchangeable inputs" && c.OK && strings.Contains(c.Detail, "can change modes of their directories")
+		return c.Name == "unchangeable inputs" && c.OK && strings.Contains(c.Detail, "can change directory modes")
 	})
 	expect.That(t, limited == (f.Lower && os.Geteuid() != 0), "without %s: the directories of inputs are reported as changeable: %t; "+
 		"overlays %t, checks %+v", lacking, limited, f.Lower, f.Checks)

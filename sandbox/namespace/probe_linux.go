@@ -66,7 +66,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	case !b.rootless:
 	case !b.noLower.Load():
 		check(true, "unchangeable inputs",
-			"files; an action can change modes of their directories and remove empty ones, in its own copy", "")
+			"files only; in its own copy, an action can change directory modes and remove empty directories", "")
 	default:
 		f.Checks = append(f.Checks, sandbox.Check{
 			Name:   "unchangeable inputs",

@@ -36,7 +36,7 @@ type Scan struct {
 	Entries int
 	// directories are the modification times of the directories in nanoseconds, which change with their entries.
 	directories map[string]int64
-	// files are the inputs that are no directories, by source; an absent one is zero.
+	// files holds the inputs that are not directories, by source; the entry of an absent one is zero.
 	files map[string]entry
 }
 
@@ -113,7 +113,7 @@ func (s *scanner) add(target, source string) {
 		s.directory(target, source, e.modified)
 		return
 	}
-	s.scan.files[source] = e // only Read's own goroutine adds
+	s.scan.files[source] = e // only the goroutine of Read calls add
 	if err != nil {
 		s.record(target, nil, 0, err)
 		return
@@ -281,7 +281,7 @@ func (w *Watch) Fingerprint() string {
 	return w.Last()
 }
 
-// Scanned returns Fingerprint and when the last scan of all files began.
+// Scanned returns the result of Fingerprint and the time when the last scan of all files began.
 func (w *Watch) Scanned() (fingerprint string, began time.Time) {
 	w.Fingerprint()
 	w.mu.Lock()

@@ -108,7 +108,7 @@ func TestWatchNoticesChanges(t *testing.T) {
 	if !strings.Contains(text.String(), "the toolchain of this host changed") {
 		t.Errorf("log: got %q, want the change", text.String())
 	}
-	// As ldconfig does; no directory among the inputs has it.
+	// Replace an input as ldconfig does. No directory among the inputs contains this file.
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "etc/ld.so.cache~"), []byte("another cache"), 0o755))
 	must.Succeed(t, os.Rename(filepath.Join(dir, "etc/ld.so.cache~"), filepath.Join(dir, "etc/ld.so.cache")))
 	previous := second

@@ -87,8 +87,8 @@ ls __pycache__/module.*.pyc scratch.txt
 	"test.cc":    "int covered();\nint main() { return covered(); }\n",
 }
 
-// TestActionsWriteBesideTheirInputs builds and tests targets whose actions write into directories of their inputs, which
-// are protected differently if the server is an ordinary user's.
+// TestActionsWriteBesideTheirInputs builds and tests targets whose actions write into directories of their inputs. The
+// protection of inputs depends on whether the server runs as root.
 func TestActionsWriteBesideTheirInputs(t *testing.T) {
 	sandboxtest.Tool(t, "/usr/local/go/bin/go")
 	sandboxtest.Tool(t, "/usr/bin/python3")
@@ -129,7 +129,7 @@ func testWritable(t *testing.T, user *syscall.Credential) {
 }
 
 // wantCovered checks the coverage of the library. Bazel's scripts write counters below the directory of the inputs, run
-// gcov in that directory, and succeed even if neither is writable.
+// gcov in that directory, and succeed even if they cannot write.
 func wantCovered(t *testing.T, r *rig, build *bazelrun.Build) {
 	t.Helper()
 	for _, refusal := range []string{"Read-only file system", "Permission denied"} {

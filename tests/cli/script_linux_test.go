@@ -72,7 +72,7 @@ import (
 //	trusting CODE CMD...     run any command where the machine trusts only ca.pem, a link in /etc/ssl/certs as Debian has it
 //	bucket                   start an object store; $BUCKET is the --store of a bucket in it
 //	registry                 start a registry of container images at $REGISTRY
-//	registry private         start Docker's registry instead, for the user builder with the password secret only
+//	registry private         start Docker's registry instead, which admits only the user builder with the password secret
 //	registry hold, registry send  let it send no more blobs; let it send them again
 //	image NAME:TAG TEXT      push an image with a shell and /etc/marker, which has TEXT; $NAME_TAG is its reference with a digest, and
 //	                         the directory NAME_TAG an OCI layout of it

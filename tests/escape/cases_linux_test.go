@@ -105,7 +105,7 @@ func guarantees(w *fixture) []guarantee {
 			attack: []string{"input-name", "/in/host", "/in/open"}, without: append(writable, namespace.HiddenPaths),
 		},
 		{
-			name: "input-tree", promise: "Inputs in a directory that accepts new entries, and as root also its directories, cannot be changed, removed, replaced, linked or hidden.",
+			name: "input-tree", promise: "Inputs in a directory that accepts new entries, and as root also the directories of inputs, cannot be changed, removed, replaced, linked or hidden.",
 			attack: inputTree, spec: overTree,
 			reason: several + "owners and modes always apply",
 			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
@@ -343,8 +343,8 @@ func guarantees(w *fixture) []guarantee {
 	}
 }
 
-// linksLeadNowhere checks that what the worker opens outputs with follows no link of the attack. TestOutputsLeadNowhere
-// attacks the worker.
+// linksLeadNowhere checks that an os.Root, with which the worker opens outputs, follows no link of the attack.
+// TestOutputsLeadNowhere attacks the worker itself.
 func linksLeadNowhere(out *os.Root) error {
 	for i := range 4 {
 		name := fmt.Sprintf("link%d", i)

@@ -84,7 +84,8 @@ func newImageWorker(t *testing.T) *imageWorker {
 	return w
 }
 
-// padded are inputs with many zeros, by name: one in an image, and one mounted from the store.
+// padded maps the names of inputs that are padded with zeros to their sizes. One is in an image, the other is mounted
+// from the store.
 var padded = map[string]int{"medium": tree.LargeFile - 1, "large": tree.LargeFile + 8}
 
 func (w *imageWorker) put(b []byte) *repb.Digest {
@@ -147,8 +148,8 @@ func TestEscapesFromImages(t *testing.T) {
 		"of %d blobs, these are damaged: %v", report.Blobs, report.Damaged)
 }
 
-// TestOutputsLeadNowhere lets a worker collect the outputs of attacks that put links in their places. What the links lead
-// to must not be stored.
+// TestOutputsLeadNowhere lets a worker collect the outputs of attacks that put links in their places. The targets of
+// the links must not be stored.
 func TestOutputsLeadNowhere(t *testing.T) {
 	w := newImageWorker(t)
 	secret := filepath.Join(w.dir, "elsewhere", "secret")
@@ -158,7 +159,7 @@ func TestOutputsLeadNowhere(t *testing.T) {
 	long := strings.Repeat("n", 255)
 	links, swap := []string{"links", secret, filepath.Dir(secret)}, []string{"swap", secret, "x"}
 	for _, c := range []struct {
-		attack, outputs, want []string // want are the outputs that are collected, if that does not depend on chance
+		attack, outputs, want []string // want lists the collected outputs, unless they depend on timing
 	}{
 		{
 			links, []string{"link0", "link1", "link1/secret", "link2", "link3", "link4", "fifo", "socket"},

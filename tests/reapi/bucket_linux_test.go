@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestUnreadableOutputIsMadeAgain checks that an action runs again if the bucket lists its output but refuses to read
-// it, as Amazon does if we may no longer use the key with which the object is encrypted.
+// TestUnreadableOutputIsMadeAgain checks that an action runs again if the bucket finds its output but refuses to read
+// it, as Amazon S3 does after access to the object's encryption key was revoked.
 func TestUnreadableOutputIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	confined(t)

@@ -96,8 +96,8 @@ func (b *buck2) configure() {
 // genruleDir is where Buck2 puts the script, the sources and the outputs of a genrule.
 const genruleDir = "buck-out/v2/gen/root/904931f735703749/__large__"
 
-// genruleScript is what Buck2 writes for a genrule, of which the last lines are the user's. $SRCDIR contains a link to
-// each source, and a genrule may write there.
+// genruleScript is the script that Buck2 writes for a genrule; its last lines are the user's command. $SRCDIR contains
+// a link to each source, and a genrule may write there.
 const genruleScript = `export BUCK_SCRATCH_PATH=../../../../../../../$BUCK_SCRATCH_PATH
 cd ` + genruleDir + `/srcs
 mkdir -p ./../out || exit 99

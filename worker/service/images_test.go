@@ -90,7 +90,7 @@ func (i imageOf) Root(context.Context, string, string, cas.Digest) (cas.Digest, 
 	return i.root, nil, nil
 }
 
-// TestMovedTagIsAMiss: a client that looks up a cached result of a tag does not get that of the image before.
+// TestMovedTagIsAMiss: a lookup does not return a result of the image that a tag named previously.
 func TestMovedTagIsAMiss(t *testing.T) {
 	instances := castest.Instances()
 	in := must.Get(instances(""))(t)

@@ -185,7 +185,7 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 		return nil, err
 	}
 	local := c.Worker
-	if m.confirmer != nil { // results that others record have their toolchains
+	if m.confirmer != nil { // results that other servers record have their own toolchains
 		local.Instances = m.confirmer.Watch(local.Instances)
 	}
 	if m.local, err = worker.New(local); err != nil {
@@ -228,7 +228,7 @@ func (m *machine) confine(ctx context.Context, c *Config, all cas.Instances) (er
 		}
 		if all != nil {
 			m.confirmer = results.NewConfirmer(all, watch.Scanned, w.Log)
-			m.onClose(func() error { m.confirmer.Close(); return nil }) // after the watch, for which it may wait
+			m.onClose(func() error { m.confirmer.Close(); return nil }) // closed after the watch, which ends its waiting
 		}
 		m.onClose(func() error { watch.Close(); return nil })
 	}

@@ -22,8 +22,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// TestResultsOfOthersKeepTheirToolchain: a server that others use as a cache does not correct their results, and one
-// of its own is corrected.
+// TestResultsOfOthersKeepTheirToolchain: a server corrects its own results, but not those of other servers that use it
+// as a cache.
 func TestResultsOfOthersKeepTheirToolchain(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestIdleWorkerNoticesToolchain(t *testing.T) {
 			must.Succeed(t, os.WriteFile(filepath.Join(dir, "cc"), nil, 0o755))
 			must.Succeed(t, os.Chtimes(dir, time.Time{}, time.Unix(1, 0))) // the clock of the file system may be coarse
 			if c.Worker.Fingerprint() == before {
-				t.Errorf("fleet %t: the fingerprint is that of before the change", fleet)
+				t.Errorf("fleet %t: the fingerprint predates the change", fleet)
 			}
 		})
 	}

@@ -72,8 +72,8 @@ type Execution struct {
 	// Digest of the run's audit log, a text in the store, as [FUNCTION:]HASH/SIZE; empty without one. It is not part of the
 	// result and may be evicted before it.
 	AuditLog string `protobuf:"bytes,18,opt,name=audit_log,json=auditLog,proto3" json:"audit_log,omitempty"`
-	// Architecture that image was chosen for, as Go names it: "amd64". A digest may name an index with an image for each.
-	// Empty without an image.
+	// Architecture of the image, as Go names it, such as "amd64": the digest may be that of an index with an image for
+	// each architecture. Empty without an image.
 	ImageArchitecture string `protobuf:"bytes,19,opt,name=image_architecture,json=imageArchitecture,proto3" json:"image_architecture,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

@@ -58,7 +58,7 @@ func (s *server) serveWire() error {
 		mu.Unlock()
 		if err != nil { // the other commands continue
 			stderr := c.ports[len(c.ports)-1]
-			_, _ = fmt.Fprintf(stderr, "cloister: pipes of the command: %v\n", err) // nobody may read it
+			_, _ = fmt.Fprintf(stderr, "cloister: create pipes for the command: %v\n", err) // nobody may read it
 			return s.reply(Reply{ID: r.ID, Code: 126})
 		}
 		var fds []int
@@ -105,8 +105,8 @@ type local struct {
 	copying sync.WaitGroup // of outputs
 }
 
-// openLocal makes the pipes of a command and connects them with its ports. theirs are the command's ends. After an error
-// the ports are open nevertheless, since the other side has opened them.
+// openLocal makes the pipes of a command and connects them with its ports. theirs are the command's ends. It opens the
+// ports even if it fails, since the other side has opened them.
 func openLocal(w *wire.Wire, r *Request) (c *local, theirs []*os.File, err error) {
 	streams := 3
 	if r.Joined {

@@ -133,7 +133,7 @@ func inputName(r *report, args []string) {
 }
 
 // inputTree attacks a file and its directory, in a tree of inputs that accepts new entries. The remaining arguments are
-// empty directories of the tree. They are given only if no directory of the tree belongs to the run.
+// empty directories of the tree. The caller passes them only if no directory of the tree belongs to the run.
 func inputTree(r *report, args []string) {
 	file, dir := args[0], args[1]
 	own, ownDir := dir+"/hostile-file", dir+"/hostile-dir"
@@ -207,7 +207,8 @@ func inputTree(r *report, args []string) {
 	_ = os.RemoveAll(ownDir)
 }
 
-// inputCopy tries everything for which an overlay would copy a file, which has a given size in bytes.
+// inputCopy tries every operation for which an overlay would copy a file. The last argument is the file's size in
+// bytes.
 func inputCopy(r *report, args []string) {
 	file, dir := args[0], args[1]
 	size, err := strconv.ParseInt(args[2], 10, 64)

@@ -25,9 +25,10 @@ const (
 	confirmInterval = 5 * time.Second
 )
 
-// A Confirmer corrects results that were recorded with the fingerprint of a toolchain that had already changed. To
-// compare all files after each action would take longer than many actions do, so a result is recorded at once, and
-// again, with ChangedToolchain, if a scan that begins later finds another toolchain. Make it with NewConfirmer.
+// A Confirmer corrects results that were recorded with the fingerprint of a toolchain that had already changed.
+// Comparing all files after each action would take longer than many actions. Therefore a result is recorded at once,
+// and recorded again with ChangedToolchain if a scan that begins later finds another toolchain. Use NewConfirmer to
+// create one.
 type Confirmer struct {
 	all     cas.Instances
 	scanned func() (fingerprint string, began time.Time)
@@ -41,7 +42,7 @@ type Confirmer struct {
 	comparing   bool
 }
 
-// An unconfirmed result was recorded before the last scan of all files.
+// An unconfirmed result was recorded after the last scan of all files began.
 type unconfirmed struct {
 	instance  string
 	action    cas.Digest
@@ -49,7 +50,7 @@ type unconfirmed struct {
 	recorded  time.Time
 }
 
-// NewConfirmer returns a Confirmer, which the caller closes. all returns instances whose action caches hide nothing.
+// NewConfirmer returns a Confirmer, which the caller closes. all returns instances with unfiltered action caches.
 // scanned returns the fingerprint of this machine's toolchain, and when the last scan of all files began; it is not
 // called concurrently.
 func NewConfirmer(all cas.Instances, scanned func() (string, time.Time), log *slog.Logger) *Confirmer {
@@ -69,7 +70,7 @@ func (c *Confirmer) Close() {
 	c.running.Wait()
 }
 
-// Watch returns next with action caches whose new results are compared.
+// Watch wraps next so that results recorded in its action caches are compared.
 func (c *Confirmer) Watch(next cas.Instances) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
@@ -132,7 +133,7 @@ func (c *Confirmer) run() {
 	}
 }
 
-// compare corrects results of another toolchain, and keeps those that the last scan is too old for.
+// compare corrects results of another toolchain, and keeps those that no scan has covered yet.
 func (c *Confirmer) compare() {
 	fingerprint, began := c.scanned()
 	c.mu.Lock()
@@ -157,14 +158,14 @@ func (c *Confirmer) compare() {
 		}
 	}
 	if corrected > 0 {
-		c.log.Warn("cached results that were recorded before the change of the toolchain was noticed are misses", "results", corrected)
+		c.log.Warn("marked cached results that were recorded before a change of the toolchain was noticed; they are now misses", "results", corrected)
 	}
 	c.mu.Lock()
 	c.unconfirmed = append(keep, c.unconfirmed...)
 	c.mu.Unlock()
 }
 
-// correct records a result again, with ChangedToolchain, unless another has replaced it.
+// correct records a result again, with ChangedToolchain, unless another result has replaced it.
 func (c *Confirmer) correct(u unconfirmed) (done bool, err error) {
 	in, err := c.all(u.instance)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// TestResultsBeforeANoticedChange: results that were recorded since the last scan of all files are served to nobody
-// once a scan finds another toolchain. Those of the time before, and those that another program replaced, stay.
+// TestResultsBeforeANoticedChange: results that were recorded since the last scan of all files are not served once a
+// scan finds another toolchain. Older results, and those that another program has replaced, stay.
 func TestResultsBeforeANoticedChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := castest.Instances()

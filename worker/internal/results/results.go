@@ -85,17 +85,17 @@ func IgnoredImage(_ context.Context, _ string, _ cas.Digest, r *repb.ActionResul
 	return ""
 }
 
-// OtherImage returns a function for Filter that refuses results whose root file system the action's digest does not
-// determine: of an image that is not pinned, unless the operator permits that, of one for another architecture, since
-// the digest may be that of an index, and of this machine if the instance's default properties name an image. It is
-// for servers that run images.
+// OtherImage returns a function for Filter, on a server that runs images. It refuses results whose root file system the
+// action's digest does not determine: that of an unpinned image, unless the operator permits it; that of an image for
+// another architecture, since the digest may be that of an index; and that of this machine if the instance's default
+// properties name an image.
 func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 	return func(_ context.Context, instance string, _ cas.Digest, r *repb.ActionResult) string {
 		switch e := Recorded(r); {
 		case e.GetUnpinned() && !permitted:
 			return "its image is not pinned"
 		case e.GetImageArchitecture() != "" && e.GetImageArchitecture() != runtime.GOARCH:
-			return fmt.Sprintf("its image was for %+.80q, and this machine is %s", e.GetImageArchitecture(), runtime.GOARCH)
+			return fmt.Sprintf("its image is for the architecture %+.80q, not %s", e.GetImageArchitecture(), runtime.GOARCH)
 		case e.GetToolchain() != "" && e.GetImage() == "" && byDefault(instance):
 			return "it was made with the toolchain of this machine, and the default properties name an image"
 		}
@@ -103,10 +103,9 @@ func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 	}
 }
 
-// MovedImage returns a function for Filter that refuses results of an image that the action's digest does not determine
-// if the action would run in another one now: its tag moved, or the default properties of p changed. pin returns the
-// reference with a digest of the image that a property value names in an instance. While it fails, such results are
-// served. next has the actions.
+// MovedImage returns a function for Filter that refuses results of an unpinned image if the action would now run in
+// another one: its tag moved, or the default properties of p changed. pin resolves the value of an instance's image
+// property to a reference with a digest. While pin fails, such results are served. next provides the actions.
 func MovedImage(next cas.Instances, p *policy.Policy, pin func(ctx context.Context, instance, value string) (string, error)) Refusal {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) string {
 		made := Recorded(r)

@@ -74,8 +74,8 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 	return r, err
 }
 
-// noCgroup is the only code of protections that are off. Other details end in parentheses, too, such as the options of a
-// file system.
+// noCgroup is the only code in the details of missing protections. Other text in parentheses at the end of a detail,
+// such as file system options, is not a code.
 const noCgroup = "cgroup_unavailable"
 
 // SetCode adds the code of the error of a probe to the check that failed.

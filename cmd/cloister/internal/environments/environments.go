@@ -7,7 +7,7 @@
 //	socket      on which the supervisor takes requests, from this user only
 //	state.json  what the sandbox is, and how it ended
 //	log         its commands and their exit codes
-//	temp        the directory of temporary files in which a killed supervisor leaves its own
+//	temp        the path of the supervisor's temporary directory, for the cleanup after it was killed
 //
 // A directory is created beside them, in "moving", and gets its name once it is locked. To be removed, it is first
 // moved back.

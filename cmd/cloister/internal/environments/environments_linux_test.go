@@ -67,8 +67,8 @@ func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 	expect.That(t, len(left) == 0, "left in the directory of moves: %v", left)
 }
 
-// TestSweepNeedsNoNamespaces: a command removes what a killed supervisor left also if the probe of namespaces fails, as it
-// does in this program.
+// TestSweepNeedsNoNamespaces: a command cleans up after a killed supervisor even if the probe of namespaces fails, as
+// it does in this test binary.
 func TestSweepNeedsNoNamespaces(t *testing.T) {
 	_, err := namespace.New(namespace.Config{}).Probe(t.Context())
 	expect.That(t, err != nil, "the probe succeeds")

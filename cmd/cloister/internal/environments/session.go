@@ -5,10 +5,10 @@ package environments
 import "strings"
 
 // sessionArgs returns the command line of a shell script that begins with the working directory and the exported
-// variables with which the last such script ended. They are in /tmp/.cloister-session. If that directory no longer
-// exists, the script begins in the sandbox's working directory. The variables env override those of the session. A
-// script that is killed leaves the session as it was. Commands of a sandbox are not protected from each other, so any
-// of them can change the session.
+// variables of the last such script, which are saved in /tmp/.cloister-session. If the directory no longer exists, the
+// script begins in the sandbox's working directory. The variables env override those of the session. A script that is
+// killed leaves the session as it was. Commands of a sandbox are not protected from each other, so any of them can
+// change the session.
 func sessionArgs(args, env []string) []string {
 	var names []string
 	for _, kv := range env {

@@ -59,7 +59,7 @@ func (c *Config) supervise(ctx context.Context, dir string, ready func(*State) e
 		return err
 	}
 	defer s.log.close()
-	if err := noteTemp(dir); err != nil { // before anything is there
+	if err := noteTemp(dir); err != nil { // before the first temporary file
 		return err
 	}
 	if s.worker, err = localworker.Open(&c.Sandbox); err != nil {

@@ -53,8 +53,8 @@ func sweep(dir string) error {
 		localworker.Sweep(temp)
 	}
 	b := namespace.New(namespace.Config{})
-	// It begins by opening the control groups, which removes those of dead processes. Whether it then succeeds does not
-	// matter: the sandbox may have used another backend.
+	// Probe begins by removing the control groups of dead processes. Its result does not matter: the sandbox may have used
+	// another backend.
 	_, _ = b.Probe(context.Background())
 	if err = b.Close(); err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("remove what a killed sandbox left: %w", err))
@@ -62,7 +62,7 @@ func sweep(dir string) error {
 	return nil
 }
 
-// noteTemp records where this process makes temporary files, for a sweep by another one with another $TMPDIR.
+// noteTemp records the temporary directory of this process, for a sweep by a process with another $TMPDIR.
 func noteTemp(dir string) error {
 	temp, err := filepath.Abs(os.TempDir())
 	if err != nil {

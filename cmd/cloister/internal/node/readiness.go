@@ -143,8 +143,8 @@ type fullStore struct {
 	text  string    // guarded by mu; error of the last
 }
 
-// note records the result of a write, and returns it. A blob that is too large for the upstream does not mean that it
-// is full.
+// note records the result of a write, and returns it. A blob above the upstream's size limit does not mean that the
+// upstream is full.
 func (f *fullStore) note(err error) error {
 	if !errors.Is(err, cas.ErrFull) && !errors.Is(err, cas.ErrUpstreamFull) || errors.Is(err, errors.ErrUnsupported) {
 		return err

@@ -137,7 +137,8 @@ func TestDownAtStartIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFullUpstreamIsNoted checks that the operator learns why writes wait, and why the store is full of them.
+// TestFullUpstreamIsNoted checks that notes report a full upstream and the writes that wait for it, and that the hint
+// of a full store names both.
 func TestFullUpstreamIsNoted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := castest.NewMemory()
@@ -163,7 +164,7 @@ func TestFullUpstreamIsNoted(t *testing.T) {
 			expect.Text(t, notes[0], "upstream s3://b is full since "+since+": ")
 			expect.Text(t, notes[1], "1 blobs and results of 1.0 KiB wait to be sent to upstream s3://b")
 			expect.Text(t, n.FullHint(cas.LimitBytes),
-				"free space in upstream s3://b, for which 1.0 KiB wait here, "+FullHint(cas.LimitBytes))
+				"free space in upstream s3://b, to which 1.0 KiB wait to be sent; otherwise "+FullHint(cas.LimitBytes))
 			time.Sleep(time.Hour)
 		}
 		far.Heal()
@@ -173,7 +174,7 @@ func TestFullUpstreamIsNoted(t *testing.T) {
 	})
 }
 
-// TestLargeBlobDoesNotMarkTheUpstreamAsFull: a blob above the limit of the upstream says nothing about its room.
+// TestLargeBlobDoesNotMarkTheUpstreamAsFull: a blob above the upstream's size limit says nothing about its free space.
 func TestLargeBlobDoesNotMarkTheUpstreamAsFull(t *testing.T) {
 	var f fullStore
 	_ = f.note(fmt.Errorf("put: %w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported))

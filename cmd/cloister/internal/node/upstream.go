@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// upstreamFullWindow exceeds the time in which writes that a full upstream has rejected are repeated.
+	// upstreamFullWindow exceeds the longest delay before a write that a full upstream rejected is retried.
 	upstreamFullWindow = 11 * time.Minute
 
 	probeInterval = 10 * time.Second
@@ -41,7 +41,7 @@ type upstream struct {
 	breaker   func() error // why calls fail without a request, nil if they do not
 	close     func() error
 	calls     *upstreamCalls
-	full      fullStore // writes to it
+	full      fullStore // of writes to the upstream
 
 	mu     sync.Mutex
 	reason error     // guarded by mu; why it does not answer, nil if it does
@@ -174,7 +174,7 @@ func (n *Node) FullHint(l cas.Limit) string {
 	case bytes == 0:
 		return hint
 	case n.Upstream.full.full(time.Now()) != "":
-		return fmt.Sprintf("free space in upstream %s, for which %s wait here, %s", n.Upstream.address,
+		return fmt.Sprintf("free space in upstream %s, to which %s wait to be sent; otherwise %s", n.Upstream.address,
 			sandbox.Bytes(bytes), hint)
 	default:
 		return fmt.Sprintf("%s; %s wait to be sent to upstream %s", hint, sandbox.Bytes(bytes), n.Upstream.address)

@@ -163,8 +163,8 @@ func TestServerIsCheckedAtStart(t *testing.T) {
 	}
 }
 
-// TestAbsentBucketEndsTheStart checks that a node does not wait for a bucket that does not exist, whether its own check
-// or an earlier probe in the background has found that out.
+// TestAbsentBucketEndsTheStart checks that a node does not start with an absent bucket, whether its own check or an
+// earlier background probe reports that.
 func TestAbsentBucketEndsTheStart(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusNotFound)

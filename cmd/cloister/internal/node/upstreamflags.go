@@ -130,7 +130,7 @@ func (f *UpstreamFlags) started(flag string, err error, maySilent bool) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, object.ErrNoBucket): // an answer, which also counts as unavailable
+	case errors.Is(err, object.ErrNoBucket): // the server answered, although the error may also be cas.ErrUnavailable
 	case unanswered(err) && maySilent:
 		return nil
 	case unanswered(err):
