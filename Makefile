@@ -151,7 +151,7 @@ qemu: kernel ## test virtual machines on an emulated processor (10 minutes)
 example: gvisor ## build and test the whole example in gVisor (2 minutes)
 	CLOISTER_REQUIRE=gvisor $(GO) test -count=1 -timeout 30m ./tests/bazel -run '^TestExampleBuildsUnderOtherKernels$$/^gvisor$$' -args -all
 
-msb: kernel ## test the backend contract with a fake msb that boots QEMU, and with msb where it and KVM are (10 minutes)
+msb: kernel ## test the backend contract with a fake msb that boots QEMU, and with msb if it and KVM are available (10 minutes)
 	@mkdir -p bin
 	CLOISTER_REQUIRE=qemu $(GOTESTSUM) --packages ./sandbox/microvm -- -count=1 -timeout 30m -run '^TestBackendWith(Real)?MSB$$'
 	@.ci/ended bin/events-$@.json
@@ -201,7 +201,7 @@ scale: build ## measure a head with simulated workers and clients of three sizes
 
 WAITING ?= 1000000
 
-queue: ## measure the queue alone, with WAITING=1000000 actions on 64,000 slots, and a half and a quarter of both (4 minutes)
+queue: ## measure the queue alone: WAITING=1000000 actions on 64,000 slots, then a half and a quarter of both (4 minutes)
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 60m -v -run '^TestQueue$$' ./cmd/cloister-bench/internal/scale -args -waiting=$(WAITING) > bin/queue.log; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^.*queue: //p' bin/queue.log; else cat bin/queue.log; fi; exit $$code
