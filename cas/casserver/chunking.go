@@ -51,8 +51,8 @@ const (
 	maxCallerChunkings = maxChunkings / 4
 )
 
-// chunkings limits concurrent chunking. A call waits for its caller's turn first, so that calls of others wait for at
-// most maxCallerChunkings of each caller.
+// chunkings limits concurrent chunking. A call first waits for the limit of its caller, so that other callers wait for
+// at most maxCallerChunkings of its blobs.
 type chunkings struct {
 	all chan struct{}
 
@@ -70,7 +70,7 @@ func newChunkings() *chunkings {
 	return &chunkings{all: make(chan struct{}, maxChunkings), callers: map[string]*callerChunkings{}}
 }
 
-// acquire waits until a blob may be chunked for the caller of ctx, who calls release.
+// acquire waits until the client of ctx may chunk another blob. Call release when the blob is done.
 func (c *chunkings) acquire(ctx context.Context) (release func(), err error) {
 	key := quota.Caller(ctx)
 	c.mu.Lock()

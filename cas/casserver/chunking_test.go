@@ -391,8 +391,8 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 	}
 }
 
-// Only a few blobs are split at once, and fewer of one caller, whose other calls delay nobody else; a call that is
-// cancelled while it waits returns immediately.
+// Only a few blobs are split at once, and fewer for one caller, whose waiting calls do not delay other callers. A call
+// that is cancelled while it waits returns immediately.
 func TestConcurrentSplitsAreLimited(t *testing.T) {
 	t.Parallel()
 	data := noise(3 << 20)

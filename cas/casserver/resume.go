@@ -377,9 +377,9 @@ func (us *uploads) detach(s *session) (ok bool) {
 	return true
 }
 
-// dropOldest drops waiting sessions until they are within the limits, except newest. It takes the oldest of the caller
-// with the most sessions or bytes, so that no caller can displace the uploads of one with less. A newest session that
-// exceeds the limit of bytes alone displaces only those of its own caller. The caller holds us.mu.
+// dropOldest drops waiting sessions until they are within the limits, except newest. It drops the oldest of the caller
+// with the most sessions or bytes, so that a caller cannot displace uploads of a caller with fewer. If only newest
+// makes the total exceed the byte limit, it displaces only sessions of its own caller. The caller holds us.mu.
 func (us *uploads) dropOldest(newest *session) {
 	for {
 		count, bytes := 0, int64(0)

@@ -347,7 +347,7 @@ func TestWaitingUploadsTakeLittleOfTheStore(t *testing.T) {
 	c.wantKept(t, uploadName(large), 70)
 }
 
-// TestCallersKeepTheirWaitingUploads: a caller with many or large interrupted uploads makes others lose none of theirs.
+// TestCallersKeepTheirWaitingUploads: many or large interrupted uploads of one caller do not displace those of others.
 func TestCallersKeepTheirWaitingUploads(t *testing.T) {
 	c := serveWith(t, casserver.Config{MaxBlobBytes: 8 * 1000}, callers()...)
 	name := func(i int) string { return fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource()) }

@@ -139,7 +139,7 @@ func TestRule035_GetTreeRejectsDirectoryAboveMessageLimit(t *testing.T) {
 	}
 }
 
-// TestIdleListsEnd: calls that keep lists in memory while they wait for their client end when it is silent.
+// TestIdleListsEnd: calls that keep a list in memory while they wait for their client end if the client is silent.
 func TestIdleListsEnd(t *testing.T) {
 	ended := make(chan struct{}, 2)
 	c := serveWith(t, casserver.Config{StreamIdle: 100 * time.Millisecond}, grpc.StreamInterceptor(

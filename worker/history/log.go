@@ -34,8 +34,8 @@ const (
 	maxBuffered = 4096
 	// maxLine bounds the bytes of an entry; its texts take less.
 	maxLine = 64 << 10
-	// maxReaders limits the searches that read at once. One that waits for its client does not count, so that a client
-	// that does not receive delays nobody; it still holds a block or two in memory.
+	// maxReaders limits the searches that read at once. A search that waits for its client does not count, so that a
+	// client that does not receive delays no others. Each search holds a block or two in memory, also while it waits.
 	maxReaders = 32
 )
 

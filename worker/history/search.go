@@ -68,7 +68,7 @@ func (l *Log) search(ctx context.Context, f Filter, limit int, slot *readerSlot,
 	return nil
 }
 
-// A readerSlot is the right of one search to read segments: one of Log.readers.
+// A readerSlot is one of the slots of Log.readers, without which a search must not read segments.
 type readerSlot struct {
 	readers chan struct{}
 	held    bool
@@ -93,8 +93,8 @@ func (s *readerSlot) release() {
 	}
 }
 
-// suspend releases the slot while f runs, which may wait for a client, and then waits for a slot again. After an error
-// the search has none.
+// suspend releases the slot while f runs, which may wait for a client, and then waits for a slot again. After an error,
+// the slot is not held.
 func (s *readerSlot) suspend(ctx context.Context, f func() error) error {
 	s.release()
 	if err := f(); err != nil {

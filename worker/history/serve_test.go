@@ -98,7 +98,7 @@ func rest(t *testing.T, s grpc.ServerStreamingClient[cloisterpb.ListHistoryRespo
 	}
 }
 
-// TestUnreadListsDelayNobody: clients that do not receive what they list keep nobody else from listing.
+// TestUnreadListsDelayNobody: clients that do not receive their lists do not delay the lists of others.
 func TestUnreadListsDelayNobody(t *testing.T) {
 	l := open(t, Config{Dir: t.TempDir()})
 	const entries = 10 * pageSize // more than the buffers of a call hold
@@ -128,7 +128,7 @@ func TestUnreadListsDelayNobody(t *testing.T) {
 	}
 }
 
-// TestSearchThatWaitsToContinue ends with its context, and leaves the slots to others.
+// TestSearchThatWaitsToContinue: a search that waits to continue ends with its context, and takes no slot from others.
 func TestSearchThatWaitsToContinue(t *testing.T) {
 	l := open(t, Config{Dir: t.TempDir()})
 	l.Add(Entry{Action: digest(1), How: Executed})

@@ -45,7 +45,7 @@ type Config struct {
 	MaxRuns int
 	// MaxStreams limits the streams of clients, MaxBytes their total size and MaxStreamBytes the size of each; the
 	// defaults are 1000, 128 MiB and 32 MiB. The streams of one caller may take half of MaxBytes. To make room, finished
-	// streams of the caller with most are dropped, oldest first.
+	// streams of the caller that has the most are dropped, oldest first.
 	MaxStreams               int
 	MaxBytes, MaxStreamBytes int64
 }
@@ -65,7 +65,7 @@ type Registry struct {
 	callers map[string]*usage  // of callers with streams
 }
 
-// A usage is what the streams of one caller take.
+// A usage is the number and the total size of one caller's streams.
 type usage struct {
 	streams int
 	bytes   int64
@@ -83,7 +83,7 @@ type stream struct {
 	id, instance string
 	token        string     // authorizes clients to write; "" if a worker writes
 	release      func()     // ends the count of the client that created it; nil if a worker writes
-	caller       string     // the key of that client, for which the stream counts
+	caller       string     // the key of that client, towards whose limit the stream counts
 	writeMu      sync.Mutex // held to write a client's message, before Registry.mu
 
 	// The fields below are guarded by Registry.mu.

@@ -46,7 +46,8 @@ func (r *Registry) CreateLogStream(ctx context.Context, req *logpb.CreateLogStre
 }
 
 // makeRoom drops finished streams of clients until there is room for more streams and bytes of a caller, or returns an
-// error. It drops those of the caller with most, oldest first; a caller that exceeds its own limit loses only its own.
+// error. It drops those of the caller that has the most, oldest first. A caller that exceeds its own limit loses only
+// its own streams.
 func (r *Registry) makeRoom(caller string, streams int, bytes int64) error {
 	for {
 		var own usage

@@ -207,7 +207,7 @@ func (s *site) fill(t *testing.T, l *logpb.LogStream, off int64, n int, finish b
 	expect.Code(t, s.write(t, message(l.WriteResourceName, off, strings.Repeat("x", n), finish)), want, "%d bytes", n)
 }
 
-// callers returns the options of a server that gets the names of its callers from what it returns.
+// callers returns the options of a server that takes the name of every caller from caller.
 func callers() (options []grpc.ServerOption, caller *atomic.Value) {
 	caller = &atomic.Value{}
 	caller.Store("")
@@ -244,8 +244,8 @@ func TestStreamsOfClientsAreBounded(t *testing.T) {
 	s.wantStatus(t, b, 40, false)
 }
 
-// TestCallersHaveLogsOfTheirOwn: a caller with as many and as large logs as it can have neither keeps others from
-// writing nor displaces their finished logs.
+// TestCallersHaveLogsOfTheirOwn: a caller that reaches its limits neither prevents others from writing logs nor
+// displaces their finished logs.
 func TestCallersHaveLogsOfTheirOwn(t *testing.T) {
 	options, caller := callers()
 	s := serve(t, logstream.Config{MaxStreams: 10, MaxBytes: 100, MaxStreamBytes: 40}, options...)

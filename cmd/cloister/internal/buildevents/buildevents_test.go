@@ -396,8 +396,8 @@ func TestCallersKeepTheirBuilds(t *testing.T) {
 	expect.Equal(t, r.stderr(1), "line 1\nline 2\n", "build of the other caller after a restart")
 }
 
-// TestOpenBuildsOfOneCallerAreBounded: a caller that publishes as many builds at once as it can keeps no other from
-// publishing.
+// TestOpenBuildsOfOneCallerAreBounded: a caller that publishes as many builds at once as it can does not prevent others
+// from publishing.
 func TestOpenBuildsOfOneCallerAreBounded(t *testing.T) {
 	r := newRig(t, 64<<20)
 	begin := func(build int) (bespb.PublishBuildEvent_PublishBuildToolEventStreamClient, error) {

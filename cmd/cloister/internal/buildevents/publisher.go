@@ -37,8 +37,8 @@ type publisher struct {
 	*record
 }
 
-// publish returns a publisher for a build, which it creates if events begin at number 1. An open build counts for
-// opener, the key of a caller. The caller of publish closes the publisher.
+// publish returns a publisher for a build, which it creates if events begin at number 1. While the build is open, it
+// counts towards the limit of the client with the key opener. The caller of publish closes the publisher.
 func (s *Store) publish(h Header, opener string, first int64) (*publisher, error) {
 	if !invocationID.MatchString(h.ID) {
 		return nil, fmt.Errorf("%w: invocation id %+.80q is not a lower-case UUID", ErrInvalid, h.ID)

@@ -100,7 +100,7 @@ type Store struct {
 	total   int64
 	sizes   map[string]int64 // of all builds, by caller
 	open    int              // builds with a publisher
-	opened  map[string]int   // the same, by the key of the caller
+	opened  map[string]int   // of these, the number by caller key
 	changed chan struct{}    // closed by the next change of any build
 }
 
