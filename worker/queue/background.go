@@ -49,26 +49,40 @@ func (q *Queue) yieldLater(o *Operation) {
 	})
 }
 
-// yieldIfAwaited ends the run of j if it may yield and more jobs wait for its slot than runs are about to yield. Those
-// runs may free slots that suit only other jobs, so it tries again later if any job waits.
+// yieldIfAwaited ends the run of j if it may yield and more jobs wait for its slot than runs yield. It tries again later
+// if any job waits.
 func (q *Queue) yieldIfAwaited(j *job) {
-	if q.noteUnwanted(j); j.run == nil || !q.unwanted[j.run.slot.worker][j.run] {
-		return
+	if q.noteUnwanted(j); j.run != nil && q.unwanted[j.run.slot.worker][j.run] {
+		q.yieldTo(q.waitingFor(j.run.slot.worker), j.run)
 	}
+}
+
+// waitingFor returns the number of wanted jobs that wait and that w may take.
+func (q *Queue) waitingFor(w *workerGroup) int {
 	waiting := 0
 	for _, b := range q.ready.Buckets() {
-		if n := b.Foreground(); n > 0 && q.mayTake(j.run.slot.worker, b.Peek()) {
+		if n := b.Foreground(); n > 0 && q.mayTake(w, b.Peek()) {
 			waiting += n
 		}
 	}
+	return waiting
+}
+
+// yieldTo ends r, which is unwanted, if more jobs wait for its slot than runs yield. Those runs may free slots that suit
+// only other jobs, so it tries again later if any job waits.
+func (q *Queue) yieldTo(waiting int, r *Run) {
 	switch {
 	case waiting > q.yielding:
-		q.yield(j)
-	case waiting > 0:
-		for o := range j.ops {
-			q.yieldLater(o)
-			break
-		}
+		q.yield(r.job)
+	case waiting > 0 && !r.retries:
+		r.retries = true
+		time.AfterFunc(q.cfg.CancelGrace, func() {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			if r.retries = false; !r.over {
+				q.yieldIfAwaited(r.job)
+			}
+		})
 	}
 }
 
@@ -91,9 +105,10 @@ func (q *Queue) noteUnwanted(j *job) {
 	q.unwanted[w][r] = true
 }
 
-// makeRoom ends an unwanted run if j, which is wanted, waits for its slot.
+// makeRoom ends an unwanted run if j, which is wanted, waits for its slot. It ends one, however many clients of j come
+// and return.
 func (q *Queue) makeRoom(j *job) {
-	if len(q.unwanted) == 0 || !j.item.Waiting() || !j.wanted() {
+	if len(q.unwanted) == 0 || j.madeRoom || !j.item.Waiting() || !j.wanted() {
 		return
 	}
 	for w, runs := range q.unwanted {
@@ -101,6 +116,7 @@ func (q *Queue) makeRoom(j *job) {
 			continue
 		}
 		for r := range runs {
+			j.madeRoom = true
 			q.yield(r.job)
 			return
 		}
@@ -124,6 +140,14 @@ func (q *Queue) yield(j *job) {
 	q.yielding++
 	q.noteUnwanted(j)
 	j.cancel()
+}
+
+// settle records that s, whose last run may have yielded, takes the next job or never will.
+func (q *Queue) settle(s *Slot) {
+	if s.yielded {
+		s.yielded = false
+		q.yielding--
+	}
 }
 
 // A departure records that the last client of an operation has left. It is outdated once a client has returned or the

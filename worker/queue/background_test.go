@@ -125,31 +125,93 @@ func TestAbandonedRunYieldsItsSlot(t *testing.T) {
 	}
 }
 
-// Only as many abandoned runs yield as actions wait.
-func TestFewestRunsYield(t *testing.T) {
-	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
-		var runs []*queue.Run
-		var leave []func(bool)
-		for i := range 8 {
-			leave = append(leave, submit(t, q, fmt.Sprint("old", i), nil).Follow())
-			runs = append(runs, wantTake(t, join(t, q, "a", fmt.Sprint(i), ""), fmt.Sprint("old", i)))
-		}
-		for i := range 2 {
-			defer submit(t, q, fmt.Sprint("new", i), nil).Follow()(false)
-		}
+// fill8 returns eight runs in slots of worker a, each of which ends as soon as it is to yield. Their clients leave when
+// abandon is called.
+func fill8(t *testing.T, q *queue.Queue) (slots []*queue.Slot, runs []*queue.Run, abandon func()) {
+	var leave []func(bool)
+	for i := range 8 {
+		leave = append(leave, submit(t, q, fmt.Sprint("old", i), nil).Follow())
+		s := join(t, q, "a", fmt.Sprint(i), "")
+		r := wantTake(t, s, fmt.Sprint("old", i))
+		slots, runs = append(slots, s), append(runs, r)
+		go func() {
+			<-r.Cancelled()
+			r.End(nil, &worker.Fault{Kind: worker.FaultCancelled, Err: context.Canceled})
+		}()
+	}
+	return slots, runs, func() {
 		for _, l := range leave {
 			l(false)
 		}
-		time.Sleep(20 * time.Second)
-		yielded := 0
-		for _, r := range runs {
-			select {
-			case <-r.Cancelled():
-				yielded++
-			default:
-			}
+	}
+}
+
+// wantYielded checks that n of the runs have yielded, and returns their indices.
+func wantYielded(t *testing.T, runs []*queue.Run, n int) (yielded []int) {
+	t.Helper()
+	synctest.Wait()
+	for i, r := range runs {
+		select {
+		case <-r.Cancelled():
+			yielded = append(yielded, i)
+		default:
 		}
-		expect.That(t, yielded == 2, "%d runs yield to 2 actions", yielded)
+	}
+	must.Be(t, len(yielded) == n, "%d runs have yielded, want %d", len(yielded), n)
+	return yielded
+}
+
+// Only as many abandoned runs yield as actions wait, however long the slots take to ask for the next action.
+func TestFewestRunsYield(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		slots, runs, abandon := fill8(t, q)
+		for i := range 2 {
+			defer submit(t, q, fmt.Sprint("new", i), nil).Follow()(false)
+		}
+		abandon()
+		time.Sleep(20 * time.Second)
+		yielded := wantYielded(t, runs, 2)
+		wantTake(t, slots[yielded[0]], "new0")
+		slots[yielded[1]].Leave("stops") // another has to yield instead
+		time.Sleep(20 * time.Second)
+		wantYielded(t, runs, 3)
+	})
+}
+
+// One run yields to an action, however many clients request it.
+func TestOneRunYieldsToEqualActions(t *testing.T) {
+	for _, before := range []int{0, 1, 3} {
+		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+			_, runs, abandon := fill8(t, q)
+			for range before {
+				defer submit(t, q, "x", nil).Follow()(false)
+			}
+			abandon()
+			time.Sleep(20 * time.Second)
+			for range 3 {
+				leave := submit(t, q, "x", nil).Follow()
+				defer leave(false)
+			}
+			time.Sleep(20 * time.Second)
+			wantYielded(t, runs, 1)
+		})
+	}
+}
+
+// One run yields to an action whose only client leaves and returns, and one more after the action was lost.
+func TestOneRunYieldsToAReturningClient(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		slots, runs, abandon := fill8(t, q)
+		abandon()
+		time.Sleep(20 * time.Second)
+		x := submit(t, q, "x", nil)
+		for range 3 {
+			x.Follow()(false)
+		}
+		defer x.Follow()(false)
+		yielded := wantYielded(t, runs, 1)
+		wantTake(t, slots[yielded[0]], "x").Lost("crash")
+		wantYielded(t, runs, 2)
 	})
 }
 

@@ -32,6 +32,7 @@ type job struct {
 	refused  []uint64      // numbers of the workers that cannot enforce what it demands, sorted
 	refusal  *worker.Fault // the last one's reason
 	prefetch prefetch
+	madeRoom bool      // a run has yielded to it since it last waited
 	flight   flightKey // under which later requests find the job; zero while it cannot be shared
 }
 
@@ -189,6 +190,7 @@ func (j *job) admits(k *job) bool {
 // merge moves the operations of j to f, which adopts the stricter conditions of j if it still waits.
 func (q *Queue) merge(f, j *job) {
 	waiting := f.item.Waiting()
+	revived := waiting && len(q.unwanted) > 0 && !f.wanted()
 	stage := repb.ExecutionStage_EXECUTING
 	if waiting {
 		stage = repb.ExecutionStage_QUEUED
@@ -205,7 +207,9 @@ func (q *Queue) merge(f, j *job) {
 	}
 	clear(j.ops)
 	q.noteUnwanted(f)
-	q.makeRoom(f)
+	if revived {
+		q.makeRoom(f)
+	}
 	q.toFetch.Signal()
 	q.reserved.Broadcast()
 }

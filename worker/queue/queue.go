@@ -113,7 +113,7 @@ type Queue struct {
 	// Abandoned actions.
 	left     []departure                    // of the last clients of operations, oldest first, including outdated ones
 	unwanted map[*workerGroup]map[*Run]bool // runs without a client for Config.CancelGrace that do not yield yet
-	yielding int                            // runs that are about to yield
+	yielding int                            // runs about to yield, and slots of such runs until they ask for the next
 	// Background work.
 	slotFree sync.Cond          // a slot may be free
 	stopIdle context.CancelFunc // nil unless Config.Idle runs

@@ -32,11 +32,13 @@ type Run struct {
 	stage    worker.Stage
 	over     bool // ended or lost
 	yielding bool // cancelled in favour of another action; its action waits again
+	retries  bool // a timer is set by yieldTo
 }
 
 // begin assigns to s a job taken from q.ready.
 func (q *Queue) begin(s *Slot, j *job) {
 	q.unreserve(j)
+	j.madeRoom = false
 	r := &Run{q: q, job: j, slot: s, task: j.req.Task, woke: s.woken, began: time.Now()}
 	// Only leave cancels a job; its operations carry the reason.
 	ctx := context.Background()
@@ -166,8 +168,10 @@ func (q *Queue) release(r *Run) {
 	s.worker.seen = time.Now()
 	q.ready.Done(&r.job.item)
 	q.noteUnwanted(r.job)
-	if r.yielding {
-		q.yielding--
+	if r.yielding { // until the slot asks for the next job: another machine may do so only seconds later
+		if s.yielded = !s.left; s.left {
+			q.yielding--
+		}
 	}
 }
 

@@ -54,6 +54,8 @@ type Slot struct {
 	woken  chan struct{} // closed when the slot has a run or never will; nil unless Take waits
 	left   bool
 	ending time.Time // see SetEnding
+	// The last run yielded, and counts in q.yielding until the slot asks for the next.
+	yielded bool
 }
 
 // SetEnding records whether the worker still executes, and is stopping, an action that this slot does not have: one
@@ -143,6 +145,7 @@ func (s *Slot) Take(ctx context.Context) (*Run, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s.worker.seen, s.ending = time.Now(), time.Time{}
+	q.settle(s)
 	switch {
 	case s.left:
 		return nil, ErrLeft
@@ -218,6 +221,7 @@ func (s *Slot) Leave(why string) {
 	if s.run != nil {
 		q.lose(s.run, why, false)
 	}
+	q.settle(s)
 	if len(w.slots) == 0 {
 		w.left = w.seen
 		q.forgetWorkers(w.left)

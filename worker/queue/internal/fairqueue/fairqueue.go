@@ -52,10 +52,11 @@ type FlowKey struct {
 // An Item is one job, which several entries may request. It waits under each entry's flow and is served in the turn of
 // the first to come up.
 type Item[T any] struct {
-	Value    T
-	bucket   *Bucket[T]  // nil unless waiting
-	entries  []*Entry[T] // while waiting
-	servedIn *flow[T]    // nil unless in service
+	Value      T
+	bucket     *Bucket[T]  // nil unless waiting
+	entries    []*Entry[T] // while waiting
+	foreground int         // of entries, those in flows that are not background
+	servedIn   *flow[T]    // nil unless in service
 }
 
 // An Entry is one request for an item.
@@ -75,7 +76,7 @@ type Bucket[T any] struct {
 	queue      *Queue[T]
 	key        MatchKey
 	waiting    int
-	foreground int // entries in flows that are not background
+	foreground int // waiting items with an entry in a flow that is not background
 	flows      indexedHeap[*bucketFlow[T]]
 	index      int // in Queue.buckets
 }
@@ -174,7 +175,9 @@ func (it *Item[T]) Add(e *Entry[T]) {
 		f.bucketFlows[b] = bf
 	}
 	if !f.background {
-		b.foreground++
+		if it.foreground++; it.foreground == 1 {
+			b.foreground++
+		}
 	}
 	e.item, e.itemIndex, e.bucketFlow = it, len(it.entries), bf
 	it.entries = append(it.entries, e)
@@ -221,7 +224,9 @@ func (e *Entry[T]) unlink() {
 	bf := e.bucketFlow
 	e.bucketFlow = nil
 	if !bf.background {
-		bf.bucket.foreground--
+		if e.item.foreground--; e.item.foreground == 0 {
+			bf.bucket.foreground--
+		}
 	}
 	heap.Remove(&bf.entries, e.index)
 	if len(bf.entries) > 0 {
@@ -313,7 +318,7 @@ func (b *Bucket[T]) Len() int { return b.waiting }
 // Peek returns the item that Take would return.
 func (b *Bucket[T]) Peek() T { return b.flows[0].entries[0].item.Value }
 
-// Foreground returns the number of entries that wait in b in flows that are not background.
+// Foreground returns the number of items that wait in b with an entry in a flow that is not background.
 func (b *Bucket[T]) Foreground() int { return b.foreground }
 
 // Values returns the items that wait in b, in no particular order.
