@@ -57,6 +57,16 @@ func (q *Queue) yieldIfAwaited(j *job) {
 	}
 }
 
+// yieldAwaited calls yieldIfAwaited for all unwanted runs.
+func (q *Queue) yieldAwaited() {
+	for w, runs := range q.unwanted {
+		waiting := q.waitingFor(w)
+		for r := range runs {
+			q.yieldTo(waiting, r)
+		}
+	}
+}
+
 // waitingFor returns the number of wanted jobs that wait and that w may take.
 func (q *Queue) waitingFor(w *workerGroup) int {
 	waiting := 0

@@ -215,6 +215,20 @@ func TestOneRunYieldsToAReturningClient(t *testing.T) {
 	})
 }
 
+// An abandoned run of a drained worker yields once the worker may take what waits.
+func TestUndrainedWorkersRunYields(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		_, runs, abandon := fill8(t, q)
+		abandon()
+		q.DrainWorker("a", "")
+		time.Sleep(20 * time.Second)
+		defer submit(t, q, "x", nil).Follow()(false)
+		wantYielded(t, runs, 0)
+		q.UndrainWorker("a")
+		wantYielded(t, runs, 1)
+	})
+}
+
 // A run yields although the last client to leave requested the action again, and left before its request shared the
 // run.
 func TestSharedAbandonedRunYields(t *testing.T) {

@@ -240,9 +240,11 @@ func (q *Queue) dispatch(b *fairqueue.Bucket[*job]) {
 	}
 }
 
-// dispatchAll assigns jobs to waiting slots after a change of workers.
+// dispatchAll assigns jobs to waiting slots after a change of workers, and ends unwanted runs for whose slots others
+// wait now.
 func (q *Queue) dispatchAll() {
 	for _, b := range slices.Clone(q.ready.Buckets()) {
 		q.dispatch(b)
 	}
+	q.yieldAwaited()
 }
