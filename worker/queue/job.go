@@ -32,6 +32,7 @@ type job struct {
 	refused  []uint64      // numbers of the workers that cannot enforce what it demands, sorted
 	refusal  *worker.Fault // the last one's reason
 	prefetch prefetch
+	demand   *demand   // nil unless noteWaiting counts the job
 	madeRoom bool      // a run has yielded to it since it last waited
 	flight   flightKey // under which later requests find the job; zero while it cannot be shared
 }
@@ -139,18 +140,22 @@ func (q *Queue) prepared(j *job, e end) {
 	}
 }
 
-// enter merges j into the job of an equal action, or queues it.
+// enter merges j into the job of an equal action, queues it, or refuses it.
 func (q *Queue) enter(j *job) {
+	key := flightKey{j.req.Task.Instance, j.req.Task.Action, j.req.Terms, j.depth()}
+	if f := q.flights[key]; f != nil && !j.req.Alone && f.admits(j) {
+		q.merge(f, j)
+		return
+	}
+	j.entered = time.Now()
+	if f := q.admitDemands(j); f != nil {
+		q.finish(j, endOf(nil, f))
+		return
+	}
 	if !j.req.Alone {
-		key := flightKey{j.req.Task.Instance, j.req.Task.Action, j.req.Terms, j.depth()}
-		if f := q.flights[key]; f != nil && f.admits(j) {
-			q.merge(f, j)
-			return
-		}
 		j.flight = key
 		q.flights[key] = j
 	}
-	j.entered = time.Now()
 	q.await(j)
 }
 
@@ -161,6 +166,7 @@ func (q *Queue) await(j *job) {
 		entries = append(entries, &o.entry)
 	}
 	q.ready.Push(&j.item, j.matchKey(), entries...)
+	q.noteWaiting(j)
 	if f := q.unmatchable(j, time.Now()); f != nil {
 		q.abandon(j, f)
 		return
@@ -240,6 +246,7 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 		j.cancel()
 		return
 	}
+	q.noteTaken(j)
 	q.unreserve(j)
 	q.checkEmpty()
 }

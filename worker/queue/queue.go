@@ -104,6 +104,8 @@ type Queue struct {
 	drained            map[string]*drain         // by worker name
 	drainJoining       *drain                    // applies to every worker that joins; nil if none
 	undrained          map[string]bool           // names of workers exempt from drainJoining
+	demands            map[string]*demand        // of the jobs in ready, by appendDemands
+	distinct           map[string]int            // the number of demands of each instance
 	visits             int                       // workers and operations that searches have visited, for tests
 	// Prefetching.
 	fetched   int64     // bytes reserved of Config.FetchBytes
@@ -136,6 +138,8 @@ func New(c Config) (*Queue, error) {
 		undrained: make(map[string]bool),
 		unwanted:  make(map[*workerGroup]map[*Run]bool),
 		pulling:   make(map[*job]bool),
+		demands:   make(map[string]*demand),
+		distinct:  make(map[string]int),
 		started:   time.Now(),
 	}
 	q.restoreDrains(c.Drains)

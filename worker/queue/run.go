@@ -37,6 +37,7 @@ type Run struct {
 
 // begin assigns to s a job taken from q.ready.
 func (q *Queue) begin(s *Slot, j *job) {
+	q.noteTaken(j)
 	q.unreserve(j)
 	j.madeRoom = false
 	r := &Run{q: q, job: j, slot: s, task: j.req.Task, woke: s.woken, began: time.Now()}
