@@ -33,6 +33,7 @@ func TestCallsCountAsTheirKind(t *testing.T) {
 			longrunningpb.Operations_ListOperations_FullMethodName, cloisterpb.History_List_FullMethodName,
 			cloisterpb.BlobIndex_Find_FullMethodName, cloisterpb.Builds_Read_FullMethodName, cloisterpb.Builds_List_FullMethodName,
 			repb.ContentAddressableStorage_GetTree_FullMethodName,
+			cloisterpb.Fleet_Status_FullMethodName, cloisterpb.AuditLog_Read_FullMethodName,
 		},
 	} {
 		for _, first := range methods {
