@@ -47,6 +47,8 @@ type server struct {
 	calls  map[string]int                                        // by method name
 	before func(ctx context.Context, method string, n int) error // set by intercept
 
+	// refuse, if not nil, may fail a unary call.
+	refuse func(req any) error
 	// after, if not nil, may change an answer.
 	after func(answer any)
 	// breakAt is the message, counted from 1, at which the first breaks streams break.
@@ -110,6 +112,11 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	method, n := s.count(info.FullMethod)
 	if err := s.admit(ctx, method, n); err != nil {
 		return nil, err
+	}
+	if s.refuse != nil {
+		if err := s.refuse(req); err != nil {
+			return nil, err
+		}
 	}
 	answer, err := next(ctx, req)
 	if s.after != nil && err == nil {
@@ -834,6 +841,39 @@ func TestRejectedWritesAreInvalid(t *testing.T) {
 	_, err := store.Open(t.Context(), e, 0)
 	expect.That(t, status.Code(err) == codes.InvalidArgument && !errors.Is(err, cas.ErrInvalid),
 		"read: got %v, want the server's status only", err)
+}
+
+// TestRejectedBatchIsSplit checks that only the blob because of which the server rejects a batch is invalid, and that
+// the server gets the others.
+func TestRejectedBatchIsSplit(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	var blobs []cas.Blob
+	var ds []cas.Digest
+	for i := range 20 {
+		b, d := castest.Blob(byte(i), 100)
+		blobs, ds = append(blobs, cas.Blob{Digest: d, Data: b}), append(ds, d)
+	}
+	const bad = 7
+	s.refuse = func(req any) error {
+		batch, _ := req.(*repb.BatchUpdateBlobsRequest)
+		for _, r := range batch.GetRequests() {
+			if r.Digest.Hash == ds[bad].Hash() {
+				return status.Error(codes.InvalidArgument, "this server takes no such blob")
+			}
+		}
+		return nil
+	}
+	for i, err := range s.dial(t, "").PutAll(t.Context(), blobs) {
+		if i == bad {
+			expect.Error(t, err, cas.ErrInvalid, "the rejected blob")
+		} else {
+			expect.Error(t, err, nil, "blob %d", i)
+		}
+	}
+	missing := must.Get(s.memory(t, "").Missing(t.Context(), ds))(t)
+	expect.Slices(t, missing, ds[bad:bad+1], "blobs that the server lacks")
+	n := s.called("BatchUpdateBlobs") // two for each halving
+	expect.That(t, n <= 11, "got %d calls, want at most 11", n)
 }
 
 func TestMismatchedUploadIsNotFinished(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"slices"
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -125,7 +126,7 @@ func (s *Store) writeFailed(ctx context.Context, what string, err error) error {
 	return s.failed(ctx, what, err)
 }
 
-// update stores distinct small blobs with one call and returns an error for each.
+// update stores distinct small blobs, with one call unless the server rejects that, and returns an error for each.
 func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) []error {
 	req := &repb.BatchUpdateBlobsRequest{InstanceName: s.name, DigestFunction: blobs[0].Digest.Function().Proto()}
 	index := make(map[string]int, len(blobs)) // by hash
@@ -145,6 +146,11 @@ func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) [
 		errs[i] = fmt.Errorf("store blob %s at %s: missing from the answer", b.Digest, s.target)
 	}
 	resp, err := s.blobs.BatchUpdateBlobs(ctx, req)
+	if status.Code(err) == codes.InvalidArgument && len(blobs) > 1 && ctx.Err() == nil {
+		// The server may reject the call because of a single blob.
+		half := len(blobs) / 2
+		return slices.Concat(s.update(ctx, t, blobs[:half]), s.update(ctx, t, blobs[half:]))
+	}
 	if err != nil {
 		for i, b := range blobs {
 			errs[i] = s.putFailed(ctx, b.Digest, err)
