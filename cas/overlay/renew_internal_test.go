@@ -80,6 +80,24 @@ func TestRepeatedWritesAreBounded(t *testing.T) {
 	expect.Equal(t, p.waiting, 0, "digests in batches after the set was needed")
 }
 
+// TestLargeBacklogShortensRetriesOfResultsOnly checks that a blob that the upstream rejects is retried for a day, even
+// if many entries are pending.
+func TestLargeBacklogShortensRetriesOfResultsOnly(t *testing.T) {
+	p := must.Get(openPending(filepath.Join(t.TempDir(), "journal"), newUses(-1)))(t)
+	t.Cleanup(func() { must.Succeed(t, p.log.Close()) })
+	ds := make([]cas.Digest, maxBacklog)
+	for i := range ds {
+		ds[i] = cas.SHA256.Sum(fmt.Append(nil, i))
+	}
+	o := &Overlay{pending: p}
+	must.Succeed(t, p.add(blob, "", ds...))
+	must.Succeed(t, p.add(result, "", ds[0]))
+	expect.That(t, !o.outdated(entry{blob, "", ds[0]}), "a new blob is outdated")
+	expect.That(t, o.outdated(entry{result, "", ds[0]}), "a new result is not outdated")
+	p.drop("", ds[0])
+	expect.That(t, !o.outdated(entry{result, "", ds[0]}), "a new result is outdated without a large backlog")
+}
+
 // TestItemsWithEqualHashes checks that entries whose hashes are equal stay apart.
 func TestItemsWithEqualHashes(t *testing.T) {
 	set := newItems()

@@ -217,9 +217,10 @@ func (o *Overlay) keptUnsent(e entry) bool {
 }
 
 // outdated reports whether to give up an entry that the upstream rejects. An operator may correct the cause, but the
-// journal must not grow without bound.
+// journal must not grow without bound. With a large backlog, results are given up at once: that costs others only a run
+// of the action, whereas nobody else sends a blob.
 func (o *Overlay) outdated(e entry) bool {
-	return time.Since(o.pending.since(e)) > maxDenied || o.pending.len() > maxBacklog
+	return time.Since(o.pending.since(e)) > maxDenied || e.kind == result && o.pending.len() > maxBacklog
 }
 
 // sendAll sends entries, the oldest of which was written at since, in each instance blobs before results. It returns
