@@ -105,6 +105,13 @@ func (b *bubble) requests() (n int) {
 	return n
 }
 
+// probes returns the number of requests of probes.
+func (b *bubble) probes() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sent["probe"]
+}
+
 // frozen never answers.
 func frozen(_ string, r *http.Request) (*http.Response, error) {
 	<-r.Context().Done()
@@ -129,16 +136,17 @@ func noBucket(string, *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// wantDown checks that calls of every kind fail at once with an error that wraps kind, and send nothing.
+// wantDown checks that calls of every kind fail at once with an error that wraps kind, and send nothing, not even a
+// probe.
 func (b *bubble) wantDown(t *testing.T, kind error, why string) {
 	t.Helper()
-	before, start := b.requests(), time.Now()
+	before, start := b.requests()+b.probes(), time.Now()
 	for call, f := range calls(b.store, b.present) {
 		if err := f(t.Context()); !errors.Is(err, kind) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "since 20") {
 			t.Errorf("%s: got %v, want %v since when and for %q", call, err, kind, why)
 		}
 	}
-	if n := b.requests() - before; n != 0 || time.Since(start) != 0 {
+	if n := b.requests() + b.probes() - before; n != 0 || time.Since(start) != 0 {
 		t.Errorf("got %d requests and %v, want none", n, time.Since(start))
 	}
 }
@@ -205,6 +213,21 @@ func TestAbsentBucketIsUnavailable(t *testing.T) {
 				"got %v, want ErrNoBucket and %v", err, want)
 			b.wantDown(t, cas.ErrUnavailable, "create it")
 		}
+	})
+}
+
+// TestRecoveredBucketHasNoDamage checks that a read that fails without a request, because the bucket refused a probe,
+// does not count as damage of its object, although the bucket has meanwhile recovered.
+func TestRecoveredBucketHasNoDamage(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.respond(denied)
+		expect.Error(t, b.client.Check(t.Context()), cas.ErrDenied, "the bucket")
+		b.respond(nil)
+		_, err := b.store.Open(t.Context(), b.present, 0)
+		expect.Error(t, err, cas.ErrDenied, "the read")
+		expect.Equal(t, b.client.Damaged(), 0, "damaged blobs")
+		time.Sleep(3 * time.Second) // for the probe
+		b.wantUp(t)
 	})
 }
 

@@ -51,6 +51,12 @@ func (e *unavailable) Unwrap() error {
 	return cas.ErrUnavailable
 }
 
+// refused is a cas.ErrDenied with which the server refused to read an object. Unlike one of the health check, or about
+// the credentials or the clock, it may be about that object only.
+type refused struct{ error }
+
+func (e *refused) Unwrap() error { return e.error }
+
 // throttling has the codes of responses that ask for fewer requests. SlowDownRead is not one of them: with it MinIO
 // reports that too few of its disks have a readable part of the object.
 var throttling = map[string]bool{

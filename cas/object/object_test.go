@@ -352,6 +352,28 @@ func TestRefusedObjectIsPutAgain(t *testing.T) {
 	})
 }
 
+// TestRefusedCredentialsAreNoDamage checks that an object is not damaged because the bucket refuses the credentials or
+// the clock of a single read.
+func TestRefusedCredentialsAreNoDamage(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		d := put(t, store, []byte("intact"))
+		for code, status := range map[string]int{
+			"ExpiredToken": 400, "RequestTimeTooSkewed": 403, "InvalidAccessKeyId": 403, "SignatureDoesNotMatch": 403,
+		} {
+			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, what string, _ int) bool {
+				if what == "GET" {
+					refuse(w, status, code, "")
+				}
+				return what == "GET"
+			}})
+			_, err := store.Open(t.Context(), d, 0)
+			expect.Error(t, err, cas.ErrDenied, "%s", code)
+			expect.Equal(t, store.Damaged(), 0, "%s: damaged blobs", code)
+		}
+	})
+}
+
 // TestServerErrors checks the kind and the advice of errors, and that they quote the server in one printable line.
 func TestServerErrors(t *testing.T) {
 	const hostile = "\x1b[2J\u202e\n\r"

@@ -266,7 +266,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		return http.NoBody, nil
 	}
 	r, info, err := s.open(ctx, what, s.key(blobs, d), off)
-	if errors.Is(err, cas.ErrDenied) && s.health.Probe(ctx) == nil {
+	if _, ok := errors.AsType[*refused](err); ok && s.health.Probe(ctx) == nil {
 		// For example, access to its encryption key was revoked. The object stays unreadable until it is uploaded again.
 		err = fmt.Errorf("%w: the bucket refuses reads of this object only: %v", cas.ErrCorrupt, err)
 	}
@@ -380,7 +380,11 @@ func (r *reader) request() (info minio.ObjectInfo, err error) {
 		body.Close()
 		err = errors.New("the response has no length")
 	}
+	answer, _ := errors.AsType[minio.ErrorResponse](err)
 	if err = r.call.answered(r.what, err); err != nil {
+		if answer.Code == minio.AccessDenied && errors.Is(err, cas.ErrDenied) {
+			err = &refused{err}
+		}
 		return info, r.call.end(err)
 	}
 	r.body = body
