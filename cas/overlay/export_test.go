@@ -23,3 +23,10 @@ func (o *Overlay) HoldSent() (release func()) {
 
 // AwaitCompaction waits until the list of unsent blobs is not being compacted.
 func (o *Overlay) AwaitCompaction() { o.unsent.work.Wait() }
+
+// FillRenewals fills the queue of entries to be renewed with entries that need no renewal.
+func (o *Overlay) FillRenewals() {
+	o.uses.mu.Lock()
+	defer o.uses.mu.Unlock()
+	o.uses.due = make([]entry, maxDue)
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -51,20 +52,36 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 }
 
 // queryMissing returns the blobs of ds that are absent from the upstream. None of ds is local. With WriteBack, it
-// renews the present ones in the background, so that slow renewals do not delay it. The query may outlive the call, so
-// callers must not modify ds.
+// renews the present ones in the background, so that slow renewals do not delay it, except those that do not fit into
+// the queue: nobody may use them again before they expire. The query may outlive the call, so callers must not modify
+// ds.
 func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	missing, a := s.upstream.Store.Missing, s.absenter()
-	if a != nil {
-		missing = a.Absent
+	a := s.absenter()
+	if a == nil {
+		return s.ask(ctx, s.upstream.Store.Missing, ds)
 	}
-	absent, err := query(ctx, s.o, len(ds), func(ctx context.Context) ([]cas.Digest, error) {
-		return missing(ctx, ds)
-	})
-	if a != nil && err == nil {
-		s.o.uses.add(blob, s.name, without(ds, setOf(absent))...)
+	absent, err := s.ask(ctx, a.Absent, ds)
+	if err != nil {
+		return nil, err
 	}
-	return absent, err
+	unqueued := s.o.uses.add(blob, s.name, without(ds, setOf(absent))...)
+	if len(unqueued) == 0 {
+		return absent, nil
+	}
+	lost, err := s.ask(ctx, s.upstream.Store.Missing, unqueued)
+	if err != nil {
+		return nil, err
+	}
+	s.notRenewed(lost)
+	s.o.uses.renewed(blob, s.name, without(unqueued, setOf(lost))...)
+	return slices.Concat(absent, lost), nil
+}
+
+// ask is query for a function that returns the absent blobs of ds.
+func (s *store) ask(ctx context.Context, absent func(context.Context, []cas.Digest) ([]cas.Digest, error),
+	ds []cas.Digest,
+) ([]cas.Digest, error) {
+	return query(ctx, s.o, len(ds), func(ctx context.Context) ([]cas.Digest, error) { return absent(ctx, ds) })
 }
 
 // absenter returns the upstream's Absent method if queries must not renew, otherwise nil.

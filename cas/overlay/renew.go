@@ -84,10 +84,10 @@ func (u *uses) unsee(e entry) {
 	u.seen[bit/64] &^= 1 << (bit % 64)
 }
 
-// add records uses.
-func (u *uses) add(kind kind, instance string, ds ...cas.Digest) {
+// add records uses. It returns those of ds that are due but do not fit into the queue; they wait for their next use.
+func (u *uses) add(kind kind, instance string, ds ...cas.Digest) (unqueued []cas.Digest) {
 	if u.interval <= 0 {
-		return
+		return nil
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -101,10 +101,12 @@ func (u *uses) add(kind kind, instance string, ds ...cas.Digest) {
 		switch {
 		case d.IsEmpty() || *latest == hash:
 		case !u.saw(hash):
-			if len(u.due) < maxDue { // others wait for the next use
-				u.see(hash)
-				u.due = append(u.due, e)
+			if len(u.due) >= maxDue {
+				unqueued = append(unqueued, d)
+				continue
 			}
+			u.see(hash)
+			u.due = append(u.due, e)
 		case kind == blob:
 			*latest = hash
 			u.later++
@@ -121,6 +123,7 @@ func (u *uses) add(kind kind, instance string, ds ...cas.Digest) {
 		default:
 		}
 	}
+	return unqueued
 }
 
 // renewed records that the upstream has received ds or will receive them soon.

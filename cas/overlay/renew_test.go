@@ -235,6 +235,29 @@ func TestSlowRenewalsDoNotDelayQueries(t *testing.T) {
 	})
 }
 
+// TestQueryRenewsWhatCannotBeQueued checks that blobs that only the upstream has, and that find the queue of renewals
+// full, are renewed before the query reports them present, and are missing if they cannot be renewed.
+func TestQueryRenewsWhatCannotBeQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		upstream := &slowRenewer{expiringStore: &expiringStore{
+			Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
+		}}
+		_, old := put(t, upstream, 1, 100)
+		_, upstream.bad = put(t, upstream, 2, 100)
+		_, absent := castest.Blob(3, 100)
+		time.Sleep(13 * time.Hour)
+		local := castest.NewMemory()
+		o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream), Policy: overlay.WriteBack})
+		s := instance(t, o).Store
+		o.FillRenewals()
+		wantMissing(t, "with a full queue", s, []cas.Digest{absent, upstream.bad, old}, []cas.Digest{absent, upstream.bad})
+		time.Sleep(time.Hour)
+		wantMissing(t, "afterwards", s, []cas.Digest{upstream.bad}, []cas.Digest{upstream.bad})
+		time.Sleep(11 * time.Hour)
+		wantMissing(t, "upstream after a lifetime", upstream.expiringStore, []cas.Digest{old}, nil)
+	})
+}
+
 // TestEmptiedUpstreamIsFilled checks that blobs used locally return to an upstream that somebody has emptied, although
 // the overlay has just sent them.
 func TestEmptiedUpstreamIsFilled(t *testing.T) {
