@@ -68,6 +68,13 @@ var kinds = []struct {
 	{cas.ErrDenied, FaultUnmet}, // an upstream refuses the operator's credentials
 }
 
+// rejected reports whether err means that an upstream store rejects what this worker writes. Such a cas.ErrInvalid says
+// nothing about the request.
+func rejected(err error) bool {
+	var r interface{ Rejected() bool } // an optional interface of a store's errors
+	return errors.As(err, &r) && r.Rejected()
+}
+
 // fault returns err as a Fault that names the stage s. It returns nil for nil, and a Fault unchanged.
 func fault(s Stage, err error) error {
 	if err == nil {
@@ -82,7 +89,7 @@ func fault(s Stage, err error) error {
 		return f
 	}
 	for _, row := range kinds {
-		if errors.Is(err, row.err) {
+		if errors.Is(err, row.err) && !(row.kind == FaultInvalid && rejected(err)) {
 			return faultf(row.kind, "%s: %w", s, err)
 		}
 	}

@@ -140,7 +140,7 @@ func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) erro
 // imageFault returns the error of an image as a Fault. Clients retry failures of the store and of this host, but not
 // those of the registry, nor an image that the store never accepts.
 func imageFault(err error) error {
-	if errors.Is(err, errors.ErrUnsupported) { // too large for the upstream: another pull does not help
+	if errors.Is(err, errors.ErrUnsupported) || rejected(err) { // the upstream never accepts it; do not pull again
 		return faultf(FaultUnmet, "%s: %w", StageFetch, err)
 	}
 	for _, own := range []error{

@@ -15,13 +15,19 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -86,6 +92,28 @@ func TestRule110_FaultKeepsItsKind(t *testing.T) {
 		}
 	}
 	expect.Error(t, fault(StageRun, nil), nil, "fault(nil)")
+}
+
+// TestRejectedWritesAreNoFaultOfTheRequest: an upstream that rejects an output, a result or a file of an image does not
+// make the client's request invalid.
+func TestRejectedWritesAreNoFaultOfTheRequest(t *testing.T) {
+	address := grpctest.Serve(t, func(s *grpc.Server) {
+		casserver.Register(s, casserver.Config{Instances: castest.Instances()})
+	}, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		switch req.(type) {
+		case *repb.BatchUpdateBlobsRequest, *repb.UpdateActionResultRequest:
+			return nil, status.Error(codes.InvalidArgument, "the server takes none of this")
+		}
+		return next(ctx, req)
+	}))
+	client := must.Get(remote.Dial(t.Context(), "grpc://"+address))(t)
+	defer client.Close()
+	store := must.Get(client.Store(""))(t)
+	d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte("output"))
+	must.Be(t, errors.Is(err, cas.ErrInvalid), "got %v, want ErrInvalid", err)
+	wantFault(t, "an output", fault(StageCollect, err), FaultInternal)
+	wantFault(t, "a result", fault(StagePublish, store.Record(t.Context(), d, &repb.ActionResult{})), FaultInternal)
+	wantFault(t, "an image", imageFault(fmt.Errorf("pull image a/b: %w", err)), FaultUnmet)
 }
 
 // unable is a backend that cannot run anything.

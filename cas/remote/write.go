@@ -121,10 +121,16 @@ func (s *Store) writeFailed(ctx context.Context, what string, err error) error {
 	case codes.InvalidArgument:
 		p := status.Convert(err).Proto()
 		p.Message = Reason(status.Convert(err))
-		return fmt.Errorf("%s at %s: %w: %w", what, s.target, cas.ErrInvalid, statusError{status.FromProto(p)})
+		return fmt.Errorf("%s at %s: %w: %w", what, s.target, cas.ErrInvalid, rejection{statusError{status.FromProto(p)}})
 	}
 	return s.failed(ctx, what, err)
 }
+
+// A rejection is the status error of a write that the server rejects as invalid.
+type rejection struct{ statusError }
+
+// Rejected makes package worker recognize the error: it says nothing about the request of a client.
+func (rejection) Rejected() bool { return true }
 
 // update stores distinct small blobs, with one call unless the server rejects that, and returns an error for each.
 func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) []error {
