@@ -9,6 +9,7 @@
 package toolchain
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -54,7 +55,7 @@ func Read(ctx context.Context, inputs []sandbox.Input) (*Scan, error) {
 		}
 	}
 	s.running.Wait()
-	if err := errors.Join(s.err, ctx.Err()); err != nil {
+	if err := cmp.Or(s.err, ctx.Err()); err != nil {
 		return nil, fmt.Errorf("toolchain: %w", err)
 	}
 	slices.Sort(s.hashes) // of whole directories, which were read in any order
@@ -94,7 +95,7 @@ type scanner struct {
 	mu     sync.Mutex // guards everything below
 	scan   Scan
 	hashes []string
-	err    error
+	err    error // the one whose text sorts first: a Watch compares the errors of scans
 }
 
 // An entry describes a file, directory or symlink.
@@ -209,16 +210,20 @@ func (s *scanner) record(target string, text []byte, entries int, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // removed since it was listed
 	}
-	s.err = errors.Join(s.err, err)
+	if err != nil && (s.err == nil || err.Error() < s.err.Error()) {
+		s.err = err
+	}
 	s.hashes = append(s.hashes, sum)
 	s.scan.Entries += entries
 }
 
 // How old a scan may be before it is checked: in the background, and before Fingerprint returns. A check compares
 // directories, and every rescanInterval everything, because a program that writes into a file changes no directory.
+// A failed scan is repeated after retryInterval while no fingerprint is known, and otherwise after rescanInterval.
 const (
 	backgroundAge  = 2 * time.Second
 	blockingAge    = 5 * time.Second
+	retryInterval  = 5 * time.Second
 	rescanInterval = time.Minute
 )
 
@@ -239,8 +244,10 @@ type Watch struct {
 
 	mu       sync.Mutex // guards everything below
 	scan     *Scan
-	scanned  time.Time
-	took     time.Duration // for the last scan
+	scanned  time.Time     // when scan began
+	tried    time.Time     // when the last scan began, which may have failed
+	took     time.Duration // for that scan
+	failure  string        // its error, or ""
 	checked  time.Time
 	checking chan struct{} // closed when the check in progress ends; nil without one
 	running  sync.WaitGroup
@@ -281,7 +288,7 @@ func (w *Watch) Fingerprint() string {
 	return w.Last()
 }
 
-// Scanned returns the result of Fingerprint and the time when the last scan of all files began.
+// Scanned returns the result of Fingerprint and the time when the last successful scan of all files began.
 func (w *Watch) Scanned() (fingerprint string, began time.Time) {
 	w.Fingerprint()
 	w.mu.Lock()
@@ -309,37 +316,50 @@ func (w *Watch) last() (fingerprint string, checking chan struct{}, age time.Dur
 // check scans the toolchain again if that is necessary.
 func (w *Watch) check() {
 	w.mu.Lock()
-	scan, scanned, interval := w.scan, w.scanned, max(rescanInterval, maxLoad*w.took)
+	scan, tried, failure, interval := w.scan, w.tried, w.failure, max(rescanInterval, maxLoad*w.took)
 	w.mu.Unlock()
+	if scan.Fingerprint == "" {
+		interval = retryInterval
+	}
 	began := w.now()
+	// A scan that failed is not repeated at once: every check would read everything again, also on an idle machine.
+	due := began.Sub(tried) >= interval || failure == "" && !scan.current()
 	next, err := scan, error(nil)
-	if began.Sub(scanned) >= interval || !scan.current() {
-		scanned = began
+	if due {
 		next, err = Read(w.ctx, w.inputs)
 	}
 	took := w.now().Sub(began)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case w.ctx.Err() != nil:
-	case err != nil && scan.Fingerprint == "":
-		w.log.Warn("cannot scan the toolchain of this host; until that succeeds, its cached results are misses and new ones are "+
-			"not cached", "err", err)
-	case err != nil:
-		w.log.Warn("cannot scan the toolchain of this host; its last fingerprint applies", "err", err)
-	case scan.Fingerprint != "" && next.Fingerprint != scan.Fingerprint:
-		w.log.Warn("the toolchain of this host changed; cached results of the previous one are misses",
-			"before", scan.Fingerprint, "after", next.Fingerprint)
-	}
-	if err == nil {
-		if next != scan {
-			w.took = took
+	if due && w.ctx.Err() == nil {
+		w.tried, w.took, w.failure = began, took, ""
+		if err != nil {
+			w.failure = err.Error()
+		} else {
+			w.scan, w.scanned = next, began
 		}
-		w.scan, w.scanned = next, scanned
+		w.report(scan, failure)
 	}
 	w.checked = began
 	close(w.checking)
 	w.checking = nil
+}
+
+// report logs what a scan has changed. scan and failure are those before it. The caller holds mu.
+func (w *Watch) report(scan *Scan, failure string) {
+	switch {
+	case w.failure == failure && failure != "": // reported before
+	case w.failure != "" && scan.Fingerprint == "":
+		w.log.Warn("cannot scan the toolchain of this host; until that succeeds, its cached results are misses and new ones are "+
+			"not cached", "err", w.failure)
+	case w.failure != "":
+		w.log.Warn("cannot scan the toolchain of this host; its last fingerprint applies", "err", w.failure)
+	case scan.Fingerprint != "" && w.scan.Fingerprint != scan.Fingerprint:
+		w.log.Warn("the toolchain of this host changed; cached results of the previous one are misses",
+			"before", scan.Fingerprint, "after", w.scan.Fingerprint)
+	case failure != "":
+		w.log.Info("scanned the toolchain of this host after errors")
+	}
 }
 
 // Close ends a check in progress. Fingerprint returns the last fingerprint afterwards.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -132,6 +133,75 @@ func TestWatchNoticesChanges(t *testing.T) {
 	if got := w.Fingerprint(); got == third {
 		t.Errorf("after an hour: got %s, want another fingerprint at once", got)
 	}
+}
+
+// TestFailedScansAreNotRepeatedAtOnce: after a failed scan, the next one follows after the usual interval, or earlier
+// while no fingerprint is known. An error is logged once.
+func TestFailedScansAreNotRepeatedAtOnce(t *testing.T) {
+	dir, inputs := host(t)
+	var text bytes.Buffer
+	// start returns a Watch whose first check has ended, and a function that returns the fingerprint after a while.
+	start := func(inputs []sandbox.Input) (w *Watch, after func(time.Duration) string) {
+		w = NewWatch(inputs, slog.New(slog.NewTextHandler(&text, nil)))
+		t.Cleanup(w.Close)
+		w.running.Wait()
+		now := w.checked
+		w.now = func() time.Time { return now }
+		return w, func(d time.Duration) string {
+			now = now.Add(d)
+			w.Fingerprint()
+			w.running.Wait()
+			return w.Fingerprint()
+		}
+	}
+	warnings := func(w *Watch, want int) {
+		t.Helper()
+		w.running.Wait()
+		expect.Equal(t, strings.Count(text.String(), "cannot scan"), want, "warnings")
+	}
+	cache := filepath.Join(dir, "etc/ld.so.cache")
+	broken := slices.Clone(inputs)
+	broken[2].Source += "/entry" // of a file: not a directory
+
+	w, after := start(inputs)
+	first, began := w.Scanned()
+	must.Succeed(t, os.Mkdir(filepath.Join(dir, "usr/new"), 0o755)) // the next check scans everything
+	w.inputs = broken
+	expect.Equal(t, after(backgroundAge), first, "after a failed scan")
+	failed := w.tried
+	for range 3 {
+		expect.Equal(t, after(blockingAge), first, "after another check")
+	}
+	expect.Equal(t, w.tried, failed, "time of the last scan")
+	warnings(w, 1)
+	after(rescanInterval)
+	expect.That(t, w.tried.After(failed), "the scan was not repeated within an interval")
+	warnings(w, 1)
+	fingerprint, scanned := w.Scanned()
+	expect.That(t, fingerprint == first && scanned.Equal(began), "got a scan that began at %v, want %v", scanned, began)
+	w.inputs = inputs
+	expect.Equal(t, after(blockingAge), first, "before the interval ends")
+	second := after(rescanInterval)
+	expect.That(t, second != first && second != "", "after an interval: got %q, want another fingerprint than %s", second, first)
+	if _, scanned := w.Scanned(); !scanned.After(began) {
+		t.Errorf("after an interval: got a scan that began at %v, want a later one", scanned)
+	}
+	expect.That(t, strings.Contains(text.String(), "the toolchain of this host changed"), "log: got %s, want the change", &text)
+
+	text.Reset()
+	w, after = start(broken)
+	expect.Equal(t, after(backgroundAge), "", "without a fingerprint")
+	warnings(w, 1)
+	expect.Equal(t, after(retryInterval), "", "still broken")
+	warnings(w, 1)
+	must.Succeed(t, os.Remove(cache))
+	must.Succeed(t, os.Symlink("ld.so.cache", cache)) // to itself
+	expect.Equal(t, after(retryInterval), "", "another error")
+	warnings(w, 2)
+	must.Succeed(t, os.Remove(cache))
+	expect.Equal(t, after(backgroundAge), "", "too early for another scan")
+	expect.That(t, after(retryInterval) != "", "got no fingerprint")
+	expect.That(t, strings.Contains(text.String(), "after errors"), "log: got %s, want the success", &text)
 }
 
 // TestAbsentInputs: an input that does not exist is part of the fingerprint and not an error.
