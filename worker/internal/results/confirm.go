@@ -3,8 +3,10 @@
 package results
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -19,7 +21,8 @@ import (
 const ChangedToolchain = "changed during or before the run"
 
 const (
-	// maxUnconfirmed bounds the results that await a scan, of about 200 bytes each. Further ones are not corrected.
+	// maxUnconfirmed bounds the results that await a scan or a correction, of about 200 bytes each. Further ones are not
+	// corrected.
 	maxUnconfirmed = 50_000
 	// confirmInterval is the interval of comparisons while there are such results.
 	confirmInterval = 5 * time.Second
@@ -37,17 +40,20 @@ type Confirmer struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
+	failed int // corrections that failed in the last comparison, to report a change once; compare owns it
+
 	mu          sync.Mutex    // guards everything below
-	unconfirmed []unconfirmed // oldest first
+	unconfirmed []unconfirmed // oldest first; only compare removes some
 	comparing   bool
 }
 
-// An unconfirmed result was recorded after the last scan of all files began.
+// An unconfirmed result was recorded after the last scan of all files began, or its correction has failed.
 type unconfirmed struct {
 	instance  string
 	action    cas.Digest
 	toolchain string
 	recorded  time.Time
+	wrong     bool // a scan has found another toolchain
 }
 
 // NewConfirmer returns a Confirmer, which the caller closes. all returns instances with unfiltered action caches.
@@ -94,7 +100,7 @@ type recorder struct {
 func (r recorder) Record(ctx context.Context, action cas.Digest, result *repb.ActionResult) error {
 	err := r.ActionCache.Record(ctx, action, result)
 	if toolchain := Recorded(result).GetToolchain(); err == nil && toolchain != "" {
-		r.confirmer.add(unconfirmed{r.instance, action, toolchain, time.Now()})
+		r.confirmer.add(unconfirmed{instance: r.instance, action: action, toolchain: toolchain, recorded: time.Now()})
 	}
 	return err
 }
@@ -133,35 +139,45 @@ func (c *Confirmer) run() {
 	}
 }
 
-// compare corrects results of another toolchain, and keeps those that no scan has covered yet.
+// compare corrects results of another toolchain. It keeps those that no scan has covered yet, and those that it could
+// not correct.
 func (c *Confirmer) compare() {
 	fingerprint, began := c.scanned()
 	c.mu.Lock()
 	all := c.unconfirmed
-	c.unconfirmed = nil
 	c.mu.Unlock()
 	var keep []unconfirmed
-	corrected := 0
+	corrected, failed, first := 0, 0, error(nil)
 	for _, u := range all {
+		u.wrong = u.wrong || fingerprint != "" && fingerprint != u.toolchain
+		if !u.wrong {
+			if !began.After(u.recorded) {
+				keep = append(keep, u)
+			}
+			continue
+		}
+		done, err := c.correct(u)
 		switch {
-		case fingerprint != "" && fingerprint != u.toolchain:
-			done, err := c.correct(u)
-			if err != nil {
-				c.log.Warn("cannot correct a cached result that was recorded before a change of the toolchain was noticed",
-					"instance", u.instance, "action", u.action.String(), "err", err)
-			}
-			if done {
-				corrected++
-			}
-		case !began.After(u.recorded):
+		case c.ctx.Err() != nil:
+			return
+		case err != nil:
 			keep = append(keep, u)
+			failed++
+			first = cmp.Or(first, fmt.Errorf("action %s in instance %+.80q: %w", u.action, u.instance, err))
+		case done:
+			corrected++
 		}
 	}
 	if corrected > 0 {
 		c.log.Warn("marked cached results that were recorded before a change of the toolchain was noticed; they are now misses", "results", corrected)
 	}
+	if failed > 0 && failed != c.failed {
+		c.log.Warn("cannot mark cached results that were recorded before a change of the toolchain was noticed; trying again",
+			"results", failed, "err", first)
+	}
+	c.failed = failed
 	c.mu.Lock()
-	c.unconfirmed = append(keep, c.unconfirmed...)
+	c.unconfirmed = append(keep, c.unconfirmed[len(all):]...)
 	c.mu.Unlock()
 }
 
@@ -187,7 +203,8 @@ func (c *Confirmer) correct(u unconfirmed) (done bool, err error) {
 		if err := a.MarshalFrom(e); err != nil {
 			return false, err
 		}
-		return true, in.Actions.Record(c.ctx, u.action, r)
+		err := in.Actions.Record(c.ctx, u.action, r)
+		return err == nil, err
 	}
 	return false, nil
 }

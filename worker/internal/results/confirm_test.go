@@ -3,6 +3,10 @@
 package results
 
 import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,9 +14,11 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
@@ -62,5 +68,68 @@ func TestResultsBeforeANoticedChange(t *testing.T) {
 			shown := must.Get(Filter(all, OtherToolchain(func() string { return required }))(""))(t).Actions
 			expect.Error(t, expect.Err(shown.Lookup(t.Context(), stale)), cas.ErrNotFound, "for the toolchain %s", required)
 		}
+	})
+}
+
+// failing returns a Confirmer with 20 results of a toolchain that has changed, in an action cache that fails to record
+// others. toolchain is that of the machine.
+func failing(t *testing.T, toolchain *string) (c *Confirmer, actions *faulty.Store, log *syncbuf.Buffer) {
+	t.Helper()
+	memory := castest.NewMemory()
+	actions, log = faulty.New(memory, memory), new(syncbuf.Buffer)
+	all := func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: memory, Actions: actions}, nil
+	}
+	*toolchain = "old"
+	c = NewConfirmer(all, func() (string, time.Time) { return *toolchain, time.Now() }, slog.New(slog.NewTextHandler(log, nil)))
+	watched := must.Get(c.Watch(all)(""))(t).Actions
+	for i := range 20 {
+		e := must.Get(anypb.New(&cloisterpb.Execution{Toolchain: *toolchain}))(t)
+		must.Succeed(t, watched.Record(t.Context(), cas.SHA256.Sum([]byte(fmt.Sprint(i))), &repb.ActionResult{
+			ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{e}},
+		}))
+	}
+	*toolchain = "new"
+	return c, actions, log
+}
+
+// TestFailedCorrectionsAreRepeated: results that could not be corrected are corrected later, also if the toolchain is
+// the previous one again, and reported together.
+func TestFailedCorrectionsAreRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var toolchain string
+		c, actions, log := failing(t, &toolchain)
+		defer c.Close()
+		actions.Fail(errors.New("the store is down"), faulty.Record)
+		time.Sleep(3*confirmInterval + time.Second)
+		synctest.Wait()
+		text := log.String()
+		expect.Equal(t, strings.Count(text, "level=WARN"), 1, "warnings")
+		expect.Texts(t, text, []string{"results=20", "the store is down"})
+		expect.That(t, !strings.Contains(text, "marked"), "got %s, want no marked results", text)
+		toolchain = "old"
+		actions.Heal()
+		time.Sleep(confirmInterval)
+		synctest.Wait()
+		for i := range 20 {
+			r := must.Get(actions.Lookup(t.Context(), cas.SHA256.Sum([]byte(fmt.Sprint(i)))))(t)
+			expect.Equal(t, Recorded(r).GetToolchain(), ChangedToolchain, "toolchain of result %d", i)
+		}
+		expect.Text(t, log.String(), "marked cached results")
+		expect.Equal(t, len(c.unconfirmed), 0, "results that await a correction")
+	})
+}
+
+// TestCloseEndsCorrections: Close waits for at most one correction, and reports none as failed.
+func TestCloseEndsCorrections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var toolchain string
+		c, actions, log := failing(t, &toolchain)
+		recorded := actions.Calls(faulty.Record)
+		gate := actions.Hold(faulty.Record)
+		gate.Arrived()
+		c.Close()
+		expect.Equal(t, actions.Calls(faulty.Record), recorded+1, "calls of Record")
+		expect.Equal(t, log.String(), "", "log")
 	})
 }
