@@ -296,7 +296,7 @@ var rules = []rule{
 	},
 	{
 		of: "worker/history", only: []string{
-			"cas", "cas/casstatus", "cas/durable", "proto/...", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",
+			"cas", "cas/casstatus", "cas/durable", "cas/quota", "proto/...", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",
 			"google.golang.org/grpc/...", "google.golang.org/protobuf/...",
 		},
 		why: "the history does not depend on the services that report to it",

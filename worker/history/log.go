@@ -37,6 +37,8 @@ const (
 	// maxReaders limits the searches that read at once. A search that waits for its client does not count, so that a
 	// client that does not receive delays no others. Each search holds a block or two in memory, also while it waits.
 	maxReaders = 32
+	// maxLists limits the calls of List, including those that wait for their clients. Further ones fail at once.
+	maxLists = 8 * maxReaders
 )
 
 // Config configures a Log.
@@ -63,7 +65,8 @@ type Log struct {
 	flushes chan chan struct{} // requests of flush
 	ended   chan struct{}      // closed when the writer has ended
 	readers chan struct{}
-	lost    atomic.Int64 // entries that could not be written
+	lists   chan struct{} // holds a value for each call of List
+	lost    atomic.Int64  // entries that could not be written
 
 	closing sync.RWMutex // held to send to entries and to close it
 	closed  bool         // guarded by closing
@@ -93,7 +96,8 @@ func Open(c Config) (*Log, error) {
 	l := &Log{
 		cfg: c, segs: durable.Segments{Dir: c.Dir, Suffix: suffix},
 		reduced: durable.Segments{Dir: c.Dir, Suffix: reducedSuffix}, entries: make(chan Entry, maxBuffered),
-		flushes: make(chan chan struct{}), ended: make(chan struct{}), readers: make(chan struct{}, maxReaders), next: 1,
+		flushes: make(chan chan struct{}), ended: make(chan struct{}), readers: make(chan struct{}, maxReaders),
+		lists: make(chan struct{}, maxLists), next: 1,
 	}
 	if err := l.open(); err != nil {
 		return nil, fmt.Errorf("history %s: %w", c.Dir, err)

@@ -5,10 +5,12 @@ package history
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/quota"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -61,6 +63,12 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 	}
 	if req.Distinct {
 		limit = min(limit, maxDistinct)
+	}
+	select {
+	case s.log.lists <- struct{}{}:
+		defer func() { <-s.log.lists }()
+	default: // waiting could take until a client receives
+		return quota.Exhausted(fmt.Sprintf("clients read %d lists of the history, which is the limit; retry later", maxLists))
 	}
 	var page cloisterpb.ListHistoryResponse
 	send := func() error {

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // client returns a client of a server of l.
@@ -126,6 +127,36 @@ func TestUnreadListsDelayNobody(t *testing.T) {
 	for _, s := range unread {
 		expect.Equal(t, rest(t, s), entries-pageSize, "entries left")
 	}
+}
+
+// TestUnreadListsAreBounded: a list that its client does not receive counts towards a limit, beyond which lists are
+// refused at once.
+func TestUnreadListsAreBounded(t *testing.T) {
+	l := open(t, Config{Dir: t.TempDir()})
+	const entries = 5 * pageSize // more than the buffers of a call hold
+	for i := range entries {
+		l.Add(Entry{Action: digest(i), How: Executed, Target: strings.Repeat("t", maxText), Instance: "main"})
+	}
+	must.Succeed(t, l.flush(t.Context()))
+	server := grpc.NewServer()
+	must.Succeed(t, Register(server, l, castest.Instances(), nil))
+	address := grpctest.Listen(t, server)
+	req := &cloisterpb.ListHistoryRequest{InstanceName: "main"}
+	list := func() ([]*cloisterpb.HistoryEntry, error) {
+		return listed(t, cloisterpb.NewHistoryClient(grpctest.Dial(t, address)), req)
+	}
+	slow := cloisterpb.NewHistoryClient(grpctest.Dial(t, address, grpc.WithInitialWindowSize(64<<10)))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	unread := must.Get(slow.List(ctx, req))(t)
+	must.Get(unread.Header())(t) // the first page is on its way
+	for range 8*maxReaders - 1 {
+		l.lists <- struct{}{} // other lists
+	}
+	s := status.Convert(expect.Err(list()))
+	expect.That(t, s.Code() == codes.ResourceExhausted && len(s.Details()) == 1, "got %v, want RESOURCE_EXHAUSTED with RetryInfo", s)
+	expect.Equal(t, rest(t, unread), entries, "entries of the unread list")
+	expect.Equal(t, len(must.Get(list())(t)), entries, "entries of another list")
 }
 
 // TestSearchThatWaitsToContinue: a search that waits to continue ends with its context, and takes no slot from others.
