@@ -81,6 +81,37 @@ func TestSweepNeedsNoNamespaces(t *testing.T) {
 	expect.Error(t, expect.Err(os.Stat(dir)), os.ErrNotExist, "the directory after the sweep")
 }
 
+// TestSweepOfTemporaryDirectories: a sweep removes the temporary directory of a killed supervisor before its note of it,
+// and also that of an earlier version, which has none.
+func TestSweepOfTemporaryDirectories(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	all := filepath.Join(t.TempDir(), "sandboxes")
+	// killed makes what a killed supervisor leaves, and returns its temporary directory, which is in temp.
+	killed := func(name, temp string) string {
+		dir := filepath.Join(all, name)
+		must.Succeed(t, os.MkdirAll(dir, 0o700))
+		must.Succeed(t, must.Get(localworker.Hold(dir, true))(t).Close())
+		must.Succeed(t, write(dir, &State{}))
+		left, held, _, err := localworker.NewDir(temp)
+		must.Succeed(t, errors.Join(err, held.Close()))
+		return left
+	}
+	earlier := killed("earlier", os.TempDir())
+	expect.Error(t, sweep(all), nil, "sweep")
+	expect.Error(t, expect.Err(os.Stat(earlier)), os.ErrNotExist, "the directory of an earlier version")
+
+	temp := t.TempDir()
+	left := killed("dev", temp)
+	note := filepath.Join(all, "dev", tempFile)
+	must.Succeed(t, os.WriteFile(note, []byte(temp), 0o600))
+	moving := filepath.Join(filepath.Dir(all), "moving")
+	must.Succeed(t, os.RemoveAll(moving))
+	must.Succeed(t, os.WriteFile(moving, nil, 0o600)) // ends the sweep early
+	expect.That(t, sweep(all) != nil, "the sweep succeeded")
+	expect.Error(t, expect.Err(os.Stat(note)), nil, "the note")
+	expect.Error(t, expect.Err(os.Stat(left)), os.ErrNotExist, "the noted directory")
+}
+
 // TestKilledSupervisorIsAwaited: a supervisor that was killed keeps its lock for a moment, in which it does not live.
 func TestKilledSupervisorIsAwaited(t *testing.T) {
 	dir := t.TempDir()

@@ -26,7 +26,8 @@ func sweep(dir string) error {
 	if err != nil {
 		return exit.New(exit.Environment, err)
 	}
-	died, temps, deadline := false, map[string]bool{}, time.Now().Add(dyingTime)
+	// A sandbox of an earlier version has no note of its temporary directory.
+	died, temps, deadline := false, map[string]bool{os.TempDir(): true}, time.Now().Add(dyingTime)
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		held, err := hold(path, deadline)
@@ -37,6 +38,9 @@ func sweep(dir string) error {
 		if errors.Is(err, os.ErrNotExist) || err == nil && s.Running {
 			died = true
 			if temp, err := os.ReadFile(filepath.Join(path, tempFile)); err == nil && filepath.IsAbs(string(temp)) {
+				// Swept before discard removes the note, since this process may be killed, too, and again below, since the
+				// kernel may release the lock of a temporary directory later than that of the sandbox.
+				localworker.Sweep(string(temp))
 				temps[string(temp)] = true
 			}
 			err = discard(path)
