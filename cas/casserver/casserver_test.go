@@ -38,6 +38,7 @@ type client struct {
 
 	conn      *grpc.ClientConn
 	instances cas.Instances
+	storage   any           // the implementation of ContentAddressableStorage
 	log       *bytes.Buffer // complete once the call has returned
 	stop      func()        // ends interrupted uploads
 }
@@ -57,12 +58,25 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 	if c.Instances == nil {
 		c.Instances = castest.Instances()
 	}
-	s := grpc.NewServer(options...)
+	s := &registrar{Server: grpc.NewServer(options...)}
 	stop := must.Get(casserver.Register(s, c))(t)
-	cl := &client{instances: c.Instances, stop: stop}
+	cl := &client{instances: c.Instances, storage: s.storage, stop: stop}
 	t.Cleanup(cl.stop)
-	cl.connect(t, s, nil)
+	cl.connect(t, s.Server, nil)
 	return cl
+}
+
+// A registrar is a server that keeps the implementation of ContentAddressableStorage.
+type registrar struct {
+	*grpc.Server
+	storage any
+}
+
+func (r *registrar) RegisterService(d *grpc.ServiceDesc, impl any) {
+	if d.ServiceName == repb.ContentAddressableStorage_ServiceDesc.ServiceName {
+		r.storage = impl
+	}
+	r.Server.RegisterService(d, impl)
 }
 
 // callers returns the options of a server that gets the names of its callers from as.

@@ -392,7 +392,7 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 }
 
 // Only a few blobs are split at once, and fewer for one caller, whose waiting calls do not delay other callers. A call
-// that is cancelled while it waits returns immediately.
+// that is cancelled while it waits ends immediately, also on the server.
 func TestConcurrentSplitsAreLimited(t *testing.T) {
 	t.Parallel()
 	data := noise(3 << 20)
@@ -407,12 +407,31 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 		_, err := c.chunks(as(t.Context(), caller), &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
 		done <- err
 	}
-	cancelled := func(caller string) {
+	await := func(callers, calls int) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(as(t.Context(), caller), 10*time.Millisecond)
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			gotCallers, gotCalls := casserver.Chunking(c.storage)
+			if gotCallers == callers && gotCalls == calls {
+				return
+			}
+			must.Be(t, time.Now().Before(end), "got %d callers with %d calls, want %d with %d", gotCallers, gotCalls, callers, calls)
+		}
+	}
+	// cancelled cancels a call of caller while it waits, beside the calls of the first few callers.
+	cancelled := func(caller, callers int) {
+		t.Helper()
+		await(callers, callers*each)
+		ctx, cancel := context.WithCancel(as(t.Context(), fmt.Sprint(caller)))
 		defer cancel()
-		_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
-		wantCode(t, err, codes.DeadlineExceeded)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
+			ended <- err
+		}()
+		await(max(callers, caller+1), callers*each+1)
+		cancel()
+		wantCode(t, <-ended, codes.Canceled)
+		await(callers, callers*each)
 	}
 	for caller := range of {
 		for range each {
@@ -421,9 +440,11 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 		for range min(atOnce/4, atOnce-m.Calls(faulty.Open)) {
 			gate.Arrived()
 		}
-		cancelled(fmt.Sprint(caller))
+		cancelled(caller, caller+1)
 		expect.Equal(t, m.Calls(faulty.Open), min(atOnce, (caller+1)*atOnce/4), "blobs are read at once")
 	}
+	cancelled(of, of) // waits only for other callers
+	expect.Equal(t, m.Calls(faulty.Open), atOnce, "blobs are read at once")
 	gate.Open()
 	for range of * each {
 		expect.Error(t, <-done, nil)
