@@ -14,6 +14,14 @@ func SetMaxStall(d time.Duration) (restore func()) {
 	return func() { reportInterval, maxStall = interval, stall }
 }
 
+// SetClock sets the clock that measures the maximum time without progress, and the interval at which it is read, and
+// returns a function that restores them.
+func SetClock(c func() time.Time, every time.Duration) (restore func()) {
+	interval, old := reportInterval, clock
+	reportInterval, clock = every, c
+	return func() { reportInterval, clock = interval, old }
+}
+
 // SetMaxQuery sets the maximum time of a query, and returns a function that restores it.
 func SetMaxQuery(d time.Duration) (restore func()) {
 	old := maxQuery

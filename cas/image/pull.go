@@ -106,11 +106,11 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	log := c.Log.With("image", p.pinned, "instance", p.instance)
 	log.Info("pulling an image")
 	var read int64
-	moved := time.Now()
+	moved := clock()
 	stop := l.report(ctx, func() {
 		if now := p.read.Load(); now != read || p.asking.Load() == 0 { // a slow store is no stall
-			read, moved = now, time.Now()
-		} else if time.Since(moved) > maxStall { // it holds the slots of actions
+			read, moved = now, clock()
+		} else if clock().Sub(moved) > maxStall { // it holds the slots of actions
 			l.setLate(registry)
 			giveUp(fmt.Errorf("pull image %s: the registry sent nothing for %v", ref, maxStall))
 			return
@@ -134,10 +134,11 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 }
 
 // reportInterval is the interval of log lines about a running pull. maxStall is the time after which a pull gives up on
-// a registry that sends nothing. They are variables for tests.
+// a registry that sends nothing, by clock. They are variables for tests.
 var (
 	reportInterval = 10 * time.Second
 	maxStall       = time.Minute
+	clock          = time.Now
 )
 
 // report calls f at intervals until ctx ends or stop is called, which waits for it.
