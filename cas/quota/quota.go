@@ -31,9 +31,9 @@ type Kind int
 // Kinds. Every call counts as one of Calls, and may count as one of another kind, too.
 const (
 	Calls      Kind = iota // calls in progress, except health checks
-	Uploads                // calls that store blobs or build events
+	Uploads                // calls that store, split or splice blobs, or publish build events
 	Executions             // calls that execute actions or wait for operations
-	Queries                // calls that search the history, the operations, the blobs or a tree
+	Queries                // calls that search or read operations, blobs, trees, the history, builds, the fleet or the audit log
 	LogStreams             // log streams that are not finished
 	kinds
 )
