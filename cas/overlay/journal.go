@@ -297,6 +297,20 @@ func (p *pending) settle(r *round) error {
 	return p.strike(done)
 }
 
+// waitAny waits until entries are pending or ctx ends, and reports whether there were none. It indexes nothing, since
+// that delays writes.
+func (p *pending) waitAny(ctx context.Context) (waited bool) {
+	stop := context.AfterFunc(ctx, p.wake)
+	defer stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.batches)+p.items.n == 0 && ctx.Err() == nil {
+		waited = true
+		p.changed.Wait()
+	}
+	return waited
+}
+
 // take waits for entries and returns up to size(), oldest first, and when the first was added, or nil when ctx ends.
 // There is one caller at a time, which ends the round with settle.
 func (p *pending) take(ctx context.Context, size func() int) (entries []entry, since time.Time) {

@@ -29,6 +29,7 @@ const (
 	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
 	idleAfter   = 200 * time.Millisecond // time since the last use after which the overlay is not in use
+	firstRest   = time.Second            // maximum rest before the first entries after none: a burst of writes is short
 	maxPatience = 5 * time.Minute        // age of the oldest entry above which rests become shorter
 	maxBacklog  = 100_000                // number of entries above which rests become shorter
 	noRest      = 3                      // multiple of maxPatience and maxBacklog at which rests are zero
@@ -123,6 +124,9 @@ func (o *Overlay) roundSize() int {
 func (o *Overlay) sendPending() {
 	backoff := minBackoff
 	for {
+		if o.pending.waitAny(o.ctx) {
+			o.pause(firstRest)
+		}
 		entries, since := o.pending.take(o.ctx, o.roundSize)
 		if entries == nil {
 			return

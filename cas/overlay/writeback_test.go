@@ -413,8 +413,8 @@ func (s slowStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, 
 	return s.Store.Missing(ctx, ds)
 }
 
-// TestSenderRests checks that the sender uses a thirtieth of the time while the overlay is in use, all of it when the
-// overlay is idle, and all of it when entries have waited for long.
+// TestSenderRests checks that the sender sends nothing during a short use, that it uses a thirtieth of the time while the
+// overlay is in use for longer, all of it when the overlay is idle, and all of it when entries have waited for long.
 func TestSenderRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const blobs = 10_000
@@ -443,6 +443,9 @@ func TestSenderRests(t *testing.T) {
 			return upstream.Len() - before
 		}
 		fill()
+		if got := sentWhile(true, 900*time.Millisecond); got != 0 {
+			t.Errorf("in use for less than a second: %d blobs were sent, want none", got)
+		}
 		if got := sentWhile(true, 22*time.Second); got < 1800 || got > 2400 {
 			t.Errorf("in use: %d blobs were sent in 22 s, want about 2000", got)
 		}
