@@ -66,7 +66,7 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 	return cl
 }
 
-// A registrar is a server that keeps the implementation of ContentAddressableStorage.
+// A registrar is a grpc.Server that records the registered implementation of ContentAddressableStorage.
 type registrar struct {
 	*grpc.Server
 	storage any

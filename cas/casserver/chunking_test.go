@@ -391,8 +391,8 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 	}
 }
 
-// Only a few blobs are split at once, and fewer for one caller, whose waiting calls do not delay other callers. A call
-// that is cancelled while it waits ends immediately, also on the server.
+// Only a few blobs are split at once, and fewer for one caller, whose waiting calls do not delay other callers. A
+// waiting call that is cancelled ends immediately, on the server as well.
 func TestConcurrentSplitsAreLimited(t *testing.T) {
 	t.Parallel()
 	data := noise(3 << 20)
@@ -417,7 +417,8 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 			must.Be(t, time.Now().Before(end), "got %d callers with %d calls, want %d with %d", gotCallers, gotCalls, callers, calls)
 		}
 	}
-	// cancelled cancels a call of caller while it waits, beside the calls of the first few callers.
+	// cancelled starts one more call of caller and cancels it while it waits. callers is the number of callers that have
+	// other calls in progress.
 	cancelled := func(caller, callers int) {
 		t.Helper()
 		await(callers, callers*each)
@@ -443,7 +444,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 		cancelled(caller, caller+1)
 		expect.Equal(t, m.Calls(faulty.Open), min(atOnce, (caller+1)*atOnce/4), "blobs are read at once")
 	}
-	cancelled(of, of) // waits only for other callers
+	cancelled(of, of) // this call waits for other callers only
 	expect.Equal(t, m.Calls(faulty.Open), atOnce, "blobs are read at once")
 	gate.Open()
 	for range of * each {

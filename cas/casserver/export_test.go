@@ -2,8 +2,8 @@
 
 package casserver
 
-// Chunking returns the callers whose blobs the implementation of ContentAddressableStorage chunks, or who wait for that,
-// and the number of their calls.
+// Chunking returns the number of chunking calls, running or waiting, and the number of their callers. impl is the
+// implementation of ContentAddressableStorage.
 func Chunking(impl any) (callers, calls int) {
 	c := impl.(*storage).chunkings
 	c.mu.Lock()

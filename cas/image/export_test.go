@@ -14,8 +14,8 @@ func SetMaxStall(d time.Duration) (restore func()) {
 	return func() { reportInterval, maxStall = interval, stall }
 }
 
-// SetClock sets the clock that measures the maximum time without progress, and the interval at which it is read, and
-// returns a function that restores them.
+// SetClock sets the clock that detects stalled pulls and the interval at which it is read, and returns a function that
+// restores both.
 func SetClock(c func() time.Time, every time.Duration) (restore func()) {
 	interval, old := reportInterval, clock
 	reportInterval, clock = every, c

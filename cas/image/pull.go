@@ -133,8 +133,8 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	return e, nil
 }
 
-// reportInterval is the interval of log lines about a running pull. maxStall is the time after which a pull gives up on
-// a registry that sends nothing, by clock. They are variables for tests.
+// reportInterval is the interval of log lines about a running pull. maxStall is the time, measured with clock,
+// after which a pull gives up on a registry that sends nothing. They are variables for tests.
 var (
 	reportInterval = 10 * time.Second
 	maxStall       = time.Minute

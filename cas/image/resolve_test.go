@@ -129,7 +129,7 @@ func TestSlowStoreIsNoStall(t *testing.T) {
 	}()
 	for reports, began := 0, slow.began; began != nil || reports < 5; {
 		select {
-		case <-began: // the pull waits for the store alone
+		case <-began: // the pull waits only for the store
 			reports, began = 0, nil
 			offset.Store(int64(time.Hour))
 		case m := <-log.messages:
@@ -143,7 +143,7 @@ func TestSlowStoreIsNoStall(t *testing.T) {
 	close(slow.proceed)
 	for {
 		select {
-		case <-log.messages: // so that none blocks the pull
+		case <-log.messages: // a message that is not received blocks the pull
 		case err := <-ended:
 			expect.Error(t, err, nil)
 			return

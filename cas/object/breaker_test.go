@@ -105,7 +105,7 @@ func (b *bubble) requests() (n int) {
 	return n
 }
 
-// probes returns the number of requests of probes.
+// probes returns the number of probes.
 func (b *bubble) probes() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -216,8 +216,8 @@ func TestAbsentBucketIsUnavailable(t *testing.T) {
 	})
 }
 
-// TestRecoveredBucketHasNoDamage checks that a read that fails without a request, because the bucket refused a probe,
-// does not count as damage of its object, although the bucket has meanwhile recovered.
+// TestRecoveredBucketHasNoDamage checks that a read that fails without a request, because the bucket refused an earlier
+// probe, does not mark its object as damaged, even if the bucket has recovered since.
 func TestRecoveredBucketHasNoDamage(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.respond(denied)

@@ -51,8 +51,8 @@ func (e *unavailable) Unwrap() error {
 	return cas.ErrUnavailable
 }
 
-// refused is a cas.ErrDenied with which the server refused to read an object. Unlike one of the health check, or about
-// the credentials or the clock, it may be about that object only.
+// refused is the cas.ErrDenied of a server that refuses to read an object. It may concern this object only, whereas a
+// failed health check, wrong credentials or a wrong clock concern the whole bucket.
 type refused struct{ error }
 
 func (e *refused) Unwrap() error { return e.error }

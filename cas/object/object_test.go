@@ -352,8 +352,8 @@ func TestRefusedObjectIsPutAgain(t *testing.T) {
 	})
 }
 
-// TestRefusedCredentialsAreNoDamage checks that an object is not damaged because the bucket refuses the credentials or
-// the clock of a single read.
+// TestRefusedCredentialsAreNoDamage checks that an object does not count as damaged when the bucket refuses the
+// credentials or the clock of a single read.
 func TestRefusedCredentialsAreNoDamage(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)

@@ -24,7 +24,7 @@ func (o *Overlay) HoldSent() (release func()) {
 // AwaitCompaction waits until the list of unsent blobs is not being compacted.
 func (o *Overlay) AwaitCompaction() { o.unsent.work.Wait() }
 
-// FillRenewals fills the queue of entries to be renewed with entries that need no renewal.
+// FillRenewals fills the renewal queue with entries that need no renewal.
 func (o *Overlay) FillRenewals() {
 	o.uses.mu.Lock()
 	defer o.uses.mu.Unlock()

@@ -297,8 +297,8 @@ func (p *pending) settle(r *round) error {
 	return p.strike(done)
 }
 
-// waitAny waits until entries are pending or ctx ends, and reports whether there were none. It indexes nothing, since
-// that delays writes.
+// waitAny waits until entries are pending or ctx ends, and reports whether it had to wait. It does not index entries,
+// since indexing delays writes.
 func (p *pending) waitAny(ctx context.Context) (waited bool) {
 	stop := context.AfterFunc(ctx, p.wake)
 	defer stop()

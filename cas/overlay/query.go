@@ -52,9 +52,9 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 }
 
 // queryMissing returns the blobs of ds that are absent from the upstream. None of ds is local. With WriteBack, it
-// renews the present ones in the background, so that slow renewals do not delay it, except those that do not fit into
-// the queue: nobody may use them again before they expire. The query may outlive the call, so callers must not modify
-// ds.
+// queues the present ones for renewal in the background, so that slow renewals do not delay it. It renews those that do
+// not fit into the queue before it returns, since they may expire before their next use. The query may outlive the
+// call, so callers must not modify ds.
 func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	a := s.absenter()
 	if a == nil {
@@ -77,7 +77,7 @@ func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest
 	return slices.Concat(absent, lost), nil
 }
 
-// ask is query for a function that returns the absent blobs of ds.
+// ask calls query with absent, which returns the absent blobs of ds.
 func (s *store) ask(ctx context.Context, absent func(context.Context, []cas.Digest) ([]cas.Digest, error),
 	ds []cas.Digest,
 ) ([]cas.Digest, error) {

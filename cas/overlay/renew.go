@@ -84,7 +84,8 @@ func (u *uses) unsee(e entry) {
 	u.seen[bit/64] &^= 1 << (bit % 64)
 }
 
-// add records uses. It returns those of ds that are due but do not fit into the queue; they wait for their next use.
+// add records uses of ds. It returns the digests that are due for renewal but do not fit into the queue. Unless the
+// caller renews them, they remain due until their next use.
 func (u *uses) add(kind kind, instance string, ds ...cas.Digest) (unqueued []cas.Digest) {
 	if u.interval <= 0 {
 		return nil

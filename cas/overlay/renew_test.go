@@ -235,8 +235,8 @@ func TestSlowRenewalsDoNotDelayQueries(t *testing.T) {
 	})
 }
 
-// TestQueryRenewsWhatCannotBeQueued checks that blobs that only the upstream has, and that find the queue of renewals
-// full, are renewed before the query reports them present, and are missing if they cannot be renewed.
+// TestQueryRenewsWhatCannotBeQueued checks that while the renewal queue is full, a query renews blobs that only the
+// upstream has before it reports them present, and reports those that it cannot renew as missing.
 func TestQueryRenewsWhatCannotBeQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		upstream := &slowRenewer{expiringStore: &expiringStore{

@@ -29,7 +29,7 @@ const (
 	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
 	idleAfter   = 200 * time.Millisecond // time since the last use after which the overlay is not in use
-	firstRest   = time.Second            // maximum rest before the first entries after none: a burst of writes is short
+	firstRest   = time.Second            // maximum rest after the journal was empty; most bursts of writes are shorter
 	maxPatience = 5 * time.Minute        // age of the oldest entry above which rests become shorter
 	maxBacklog  = 100_000                // number of entries above which rests become shorter
 	noRest      = 3                      // multiple of maxPatience and maxBacklog at which rests are zero
@@ -221,8 +221,8 @@ func (o *Overlay) keptUnsent(e entry) bool {
 }
 
 // outdated reports whether to give up an entry that the upstream rejects. An operator may correct the cause, but the
-// journal must not grow without bound. With a large backlog, results are given up at once: that costs others only a run
-// of the action, whereas nobody else sends a blob.
+// journal must not grow without bound. With a large backlog, it gives up results at once: a missing result only costs
+// another run of the action, but nobody else sends a missing blob.
 func (o *Overlay) outdated(e entry) bool {
 	return time.Since(o.pending.since(e)) > maxDenied || e.kind == result && o.pending.len() > maxBacklog
 }

@@ -413,8 +413,8 @@ func (s slowStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, 
 	return s.Store.Missing(ctx, ds)
 }
 
-// TestSenderRests checks that the sender sends nothing during a short use, that it uses a thirtieth of the time while the
-// overlay is in use for longer, all of it when the overlay is idle, and all of it when entries have waited for long.
+// TestSenderRests checks that the sender sends nothing while the overlay is in use briefly, and uses a thirtieth of the
+// time while it is in use for longer. It does not rest when the overlay is idle or entries have waited for long.
 func TestSenderRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const blobs = 10_000

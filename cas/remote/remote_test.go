@@ -843,8 +843,8 @@ func TestRejectedWritesAreInvalid(t *testing.T) {
 		"read: got %v, want the server's status only", err)
 }
 
-// TestRejectedBatchIsSplit checks that only the blob because of which the server rejects a batch is invalid, and that
-// the server gets the others.
+// TestRejectedBatchIsSplit checks that if the server rejects a batch because of one blob, only that blob fails and the
+// server receives the others.
 func TestRejectedBatchIsSplit(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	var blobs []cas.Blob
@@ -858,7 +858,7 @@ func TestRejectedBatchIsSplit(t *testing.T) {
 		batch, _ := req.(*repb.BatchUpdateBlobsRequest)
 		for _, r := range batch.GetRequests() {
 			if r.Digest.Hash == ds[bad].Hash() {
-				return status.Error(codes.InvalidArgument, "this server takes no such blob")
+				return status.Error(codes.InvalidArgument, "this server does not accept the blob")
 			}
 		}
 		return nil
@@ -872,7 +872,7 @@ func TestRejectedBatchIsSplit(t *testing.T) {
 	}
 	missing := must.Get(s.memory(t, "").Missing(t.Context(), ds))(t)
 	expect.Slices(t, missing, ds[bad:bad+1], "blobs that the server lacks")
-	n := s.called("BatchUpdateBlobs") // two for each halving
+	n := s.called("BatchUpdateBlobs") // one, and two for each halving
 	expect.That(t, n <= 11, "got %d calls, want at most 11", n)
 }
 

@@ -129,10 +129,11 @@ func (s *Store) writeFailed(ctx context.Context, what string, err error) error {
 // A rejection is the status error of a write that the server rejects as invalid.
 type rejection struct{ statusError }
 
-// Rejected makes package worker recognize the error: it says nothing about the request of a client.
+// Rejected lets package worker recognize the error, which does not make a client's request invalid.
 func (rejection) Rejected() bool { return true }
 
-// update stores distinct small blobs, with one call unless the server rejects that, and returns an error for each.
+// update stores distinct small blobs and returns an error for each. It makes one call, and splits the batch if the
+// server rejects it.
 func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) []error {
 	req := &repb.BatchUpdateBlobsRequest{InstanceName: s.name, DigestFunction: blobs[0].Digest.Function().Proto()}
 	index := make(map[string]int, len(blobs)) // by hash
@@ -153,7 +154,7 @@ func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) [
 	}
 	resp, err := s.blobs.BatchUpdateBlobs(ctx, req)
 	if status.Code(err) == codes.InvalidArgument && len(blobs) > 1 && ctx.Err() == nil {
-		// The server may reject the call because of a single blob.
+		// A single invalid blob may be the reason.
 		half := len(blobs) / 2
 		return slices.Concat(s.update(ctx, t, blobs[:half]), s.update(ctx, t, blobs[half:]))
 	}
