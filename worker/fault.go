@@ -68,10 +68,10 @@ var kinds = []struct {
 	{cas.ErrDenied, FaultUnmet}, // an upstream refuses the operator's credentials
 }
 
-// rejected reports whether err means that an upstream store rejects what this worker writes. Such a cas.ErrInvalid says
-// nothing about the request.
+// rejected reports whether err means that an upstream store rejects a write of this worker. Such an error does
+// not make the request invalid, although it is a cas.ErrInvalid.
 func rejected(err error) bool {
-	var r interface{ Rejected() bool } // an optional interface of a store's errors
+	var r interface{ Rejected() bool } // optional interface of the errors of stores
 	return errors.As(err, &r) && r.Rejected()
 }
 

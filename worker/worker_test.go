@@ -102,7 +102,7 @@ func TestRejectedWritesAreNoFaultOfTheRequest(t *testing.T) {
 	}, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		switch req.(type) {
 		case *repb.BatchUpdateBlobsRequest, *repb.UpdateActionResultRequest:
-			return nil, status.Error(codes.InvalidArgument, "the server takes none of this")
+			return nil, status.Error(codes.InvalidArgument, "the server does not accept this")
 		}
 		return next(ctx, req)
 	}))

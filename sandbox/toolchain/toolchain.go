@@ -95,7 +95,7 @@ type scanner struct {
 	mu     sync.Mutex // guards everything below
 	scan   Scan
 	hashes []string
-	err    error // the one whose text sorts first: a Watch compares the errors of scans
+	err    error // the error whose text sorts first, so that repeated scans return the same one
 }
 
 // An entry describes a file, directory or symlink.
@@ -244,10 +244,10 @@ type Watch struct {
 
 	mu       sync.Mutex // guards everything below
 	scan     *Scan
-	scanned  time.Time     // when scan began
-	tried    time.Time     // when the last scan began, which may have failed
-	took     time.Duration // for that scan
-	failure  string        // its error, or ""
+	scanned  time.Time     // when the last successful scan began
+	tried    time.Time     // when the last scan began, successful or not
+	took     time.Duration // duration of the last scan
+	failure  string        // error of the last scan, or ""
 	checked  time.Time
 	checking chan struct{} // closed when the check in progress ends; nil without one
 	running  sync.WaitGroup
@@ -322,7 +322,7 @@ func (w *Watch) check() {
 		interval = retryInterval
 	}
 	began := w.now()
-	// A scan that failed is not repeated at once: every check would read everything again, also on an idle machine.
+	// Do not repeat a failed scan at once: every check would read everything again, even on an idle machine.
 	due := began.Sub(tried) >= interval || failure == "" && !scan.current()
 	next, err := scan, error(nil)
 	if due {
@@ -345,7 +345,7 @@ func (w *Watch) check() {
 	w.checking = nil
 }
 
-// report logs what a scan has changed. scan and failure are those before it. The caller holds mu.
+// report logs what the last scan changed. scan and failure are the values before it. The caller holds mu.
 func (w *Watch) report(scan *Scan, failure string) {
 	switch {
 	case w.failure == failure && failure != "": // reported before

@@ -161,7 +161,7 @@ func TestFailedScansAreNotRepeatedAtOnce(t *testing.T) {
 	}
 	cache := filepath.Join(dir, "etc/ld.so.cache")
 	broken := slices.Clone(inputs)
-	broken[2].Source += "/entry" // of a file: not a directory
+	broken[2].Source += "/entry" // below a file, which is not a directory
 
 	w, after := start(inputs)
 	first, began := w.Scanned()

@@ -37,7 +37,7 @@ const (
 	// maxReaders limits the searches that read at once. A search that waits for its client does not count, so that a
 	// client that does not receive delays no others. Each search holds a block or two in memory, also while it waits.
 	maxReaders = 32
-	// maxLists limits the calls of List, including those that wait for their clients. Further ones fail at once.
+	// maxLists limits concurrent calls of List, including those that wait for clients. Further calls fail at once.
 	maxLists = 8 * maxReaders
 )
 
@@ -65,7 +65,7 @@ type Log struct {
 	flushes chan chan struct{} // requests of flush
 	ended   chan struct{}      // closed when the writer has ended
 	readers chan struct{}
-	lists   chan struct{} // holds a value for each call of List
+	lists   chan struct{} // holds a value for each call of List in progress
 	lost    atomic.Int64  // entries that could not be written
 
 	closing sync.RWMutex // held to send to entries and to close it

@@ -67,8 +67,8 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 	select {
 	case s.log.lists <- struct{}{}:
 		defer func() { <-s.log.lists }()
-	default: // waiting could take until a client receives
-		return quota.Exhausted(fmt.Sprintf("clients read %d lists of the history, which is the limit; retry later", maxLists))
+	default: // waiting could take forever: other clients may never receive
+		return quota.Exhausted(fmt.Sprintf("clients have %d history queries in progress, which is the limit; retry later", maxLists))
 	}
 	var page cloisterpb.ListHistoryResponse
 	send := func() error {

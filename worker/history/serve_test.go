@@ -129,8 +129,8 @@ func TestUnreadListsDelayNobody(t *testing.T) {
 	}
 }
 
-// TestUnreadListsAreBounded: a list that its client does not receive counts towards a limit, beyond which lists are
-// refused at once.
+// TestUnreadListsAreBounded: a call of List whose client does not receive counts towards a limit, beyond which calls
+// fail at once.
 func TestUnreadListsAreBounded(t *testing.T) {
 	l := open(t, Config{Dir: t.TempDir()})
 	const entries = 5 * pageSize // more than the buffers of a call hold

@@ -49,8 +49,8 @@ func (q *Queue) yieldLater(o *Operation) {
 	})
 }
 
-// yieldIfAwaited ends the run of j if it may yield and more jobs wait for its slot than runs yield. It tries again later
-// if any job waits.
+// yieldIfAwaited ends the run of j if it may yield and the jobs that wait for its slot outnumber the yielding runs. If
+// any job waits, it tries again later.
 func (q *Queue) yieldIfAwaited(j *job) {
 	if q.noteUnwanted(j); j.run != nil && q.unwanted[j.run.slot.worker][j.run] {
 		q.yieldTo(q.waitingFor(j.run.slot.worker), j.run)
@@ -67,7 +67,7 @@ func (q *Queue) yieldAwaited() {
 	}
 }
 
-// waitingFor returns the number of wanted jobs that wait and that w may take.
+// waitingFor returns the number of waiting jobs that are wanted and that w may take.
 func (q *Queue) waitingFor(w *workerGroup) int {
 	waiting := 0
 	for _, b := range q.ready.Buckets() {
@@ -78,8 +78,8 @@ func (q *Queue) waitingFor(w *workerGroup) int {
 	return waiting
 }
 
-// yieldTo ends r, which is unwanted, if more jobs wait for its slot than runs yield. Those runs may free slots that suit
-// only other jobs, so it tries again later if any job waits.
+// yieldTo ends r, which is unwanted, if the number of jobs that wait for its slot exceeds the number of yielding runs.
+// The slots of those runs may suit other jobs only, so if any job waits, it tries again later.
 func (q *Queue) yieldTo(waiting int, r *Run) {
 	switch {
 	case waiting > q.yielding:
@@ -115,8 +115,8 @@ func (q *Queue) noteUnwanted(j *job) {
 	q.unwanted[w][r] = true
 }
 
-// makeRoom ends an unwanted run if j, which is wanted, waits for its slot. It ends one, however many clients of j come
-// and return.
+// makeRoom ends an unwanted run if j, which is wanted, waits for its slot. It ends at most one while j waits, even if
+// clients of j leave and return.
 func (q *Queue) makeRoom(j *job) {
 	if len(q.unwanted) == 0 || j.madeRoom || !j.item.Waiting() || !j.wanted() {
 		return
@@ -152,7 +152,7 @@ func (q *Queue) yield(j *job) {
 	j.cancel()
 }
 
-// settle records that s, whose last run may have yielded, takes the next job or never will.
+// settle no longer counts s in q.yielding: s asks for its next job or leaves.
 func (q *Queue) settle(s *Slot) {
 	if s.yielded {
 		s.yielded = false

@@ -125,8 +125,8 @@ func TestAbandonedRunYieldsItsSlot(t *testing.T) {
 	}
 }
 
-// fill8 returns eight runs in slots of worker a, each of which ends as soon as it is to yield. Their clients leave when
-// abandon is called.
+// fill8 starts eight runs in slots of worker a. Each ends as soon as it is asked to yield. abandon makes their clients
+// leave.
 func fill8(t *testing.T, q *queue.Queue) (slots []*queue.Slot, runs []*queue.Run, abandon func()) {
 	var leave []func(bool)
 	for i := range 8 {
@@ -198,7 +198,7 @@ func TestOneRunYieldsToEqualActions(t *testing.T) {
 	}
 }
 
-// One run yields to an action whose only client leaves and returns, and one more after the action was lost.
+// Only one run yields to an action whose client leaves and returns. One more yields after the action's run is lost.
 func TestOneRunYieldsToAReturningClient(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		slots, runs, abandon := fill8(t, q)
@@ -215,7 +215,7 @@ func TestOneRunYieldsToAReturningClient(t *testing.T) {
 	})
 }
 
-// An abandoned run of a drained worker yields once the worker may take what waits.
+// An abandoned run of a drained worker yields only when the worker is undrained.
 func TestUndrainedWorkersRunYields(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		_, runs, abandon := fill8(t, q)

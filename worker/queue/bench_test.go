@@ -180,7 +180,7 @@ func BenchmarkDemands(b *testing.B) {
 			var prepared sync.WaitGroup
 			for i := range n {
 				r := numbered(i)
-				r.Task.Instance = fmt.Sprint(i / 1000) // no instance may have more
+				r.Task.Instance = fmt.Sprint(i / 1000) // the limit is 1000 demands per instance
 				r.Demands = []worker.Property{{Name: "kind", Value: fmt.Sprint(i)}}
 				if i%2 == 0 {
 					prepared.Add(1)

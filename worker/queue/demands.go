@@ -8,12 +8,12 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// maxDemands limits the different demands with which actions of one instance wait: each slot that becomes free looks at
-// all of them, and clients choose them.
+// maxDemands limits the distinct demands of the waiting actions of one instance. Clients choose them, and each slot
+// that becomes free checks all of them.
 const maxDemands = 1000
 
-// A demand counts the waiting actions of one instance that demand the same, whatever workers they avoid. Nested actions
-// do not count: the actions that requested them wait for them.
+// A demand counts the waiting actions of one instance with equal demands, even if they avoid different workers. Nested
+// actions do not count, since the actions that requested them wait for them.
 type demand struct {
 	key, instance string
 	waiting       int
@@ -35,7 +35,7 @@ func (q *Queue) noteWaiting(j *job) {
 	j.demand = d
 }
 
-// noteTaken reverts noteWaiting. It does nothing if j does not count.
+// noteTaken reverts noteWaiting. It does nothing if j is not counted.
 func (q *Queue) noteTaken(j *job) {
 	d := j.demand
 	if d == nil {
@@ -51,24 +51,24 @@ func (q *Queue) noteTaken(j *job) {
 	}
 }
 
-// admitDemands returns the fault of j, a new job, if it would wait with one demand too many for its instance. Jobs that
-// wait again are always accepted.
+// admitDemands returns a fault if j, a new job, would have to wait and exceed maxDemands. Jobs that wait again are
+// always accepted.
 func (q *Queue) admitDemands(j *job) *worker.Fault {
 	instance := j.req.Task.Instance
 	switch {
 	case j.depth() > 0, q.distinct[instance] < maxDemands, q.demands[string(j.appendDemands(nil))] != nil:
 		return nil
-	case q.unmatchable(j, time.Now()) != nil, q.leastLoadedSlot(j) != nil: // it does not wait
+	case q.unmatchable(j, time.Now()) != nil, q.leastLoadedSlot(j) != nil: // it would not wait
 		return nil
 	case q.dropDemand(instance):
 		return nil
 	}
 	return fault(worker.FaultExhausted,
-		"actions with %d different sets of platform properties wait in instance %+q; retry later", maxDemands, instance)
+		"%d different sets of platform properties are queued in instance %+q, which is the limit; retry later", maxDemands, instance)
 }
 
-// dropDemand cancels the operation that has been without a client for the longest time among those of an instance that
-// are the only ones with their demands, to make room for other demands. It reports whether it found one.
+// dropDemand makes room for another demand of an instance. It cancels the operation whose last client left first, among
+// those without a client whose demands no other waiting operation has. It reports whether it found one.
 func (q *Queue) dropDemand(instance string) bool {
 	var oldest *Operation
 	for _, b := range q.ready.Buckets() {
@@ -85,7 +85,7 @@ func (q *Queue) dropDemand(instance string) bool {
 	if oldest == nil {
 		return false
 	}
-	q.leave(oldest, fault(worker.FaultCancelled, "cancelled: actions with too many different sets of platform properties wait, "+
+	q.leave(oldest, fault(worker.FaultCancelled, "cancelled: the queue has too many different sets of platform properties, "+
 		"and no client waited for the operation; execute the action again"))
 	return true
 }

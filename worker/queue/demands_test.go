@@ -33,8 +33,8 @@ func fillDemands(t *testing.T, q *queue.Queue) []*queue.Operation {
 	return all
 }
 
-// TestDistinctDemandsAreBounded checks that clients cannot make every slot look at any number of them. Demands that
-// already wait, other instances and free slots are unaffected.
+// TestDistinctDemandsAreBounded checks the limit of distinct demands, all of which each free slot has to check. It does
+// not affect demands that already wait, other instances, or actions for which a slot is free.
 func TestDistinctDemandsAreBounded(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		time.Sleep(2 * time.Minute) // more than Config.Settle
@@ -53,7 +53,7 @@ func TestDistinctDemandsAreBounded(t *testing.T) {
 		})
 		idle := begin(t, join(t, q, "a", "0", "kind=free"))
 		submit(t, q, "for a free slot", demands("kind=free"))
-		expect.That(t, idle.got() != nil, "a free slot did not get an action with further demands")
+		expect.That(t, idle.got() != nil, "a free slot did not get an action with new demands")
 
 		busy := join(t, q, "b", "0", "kind=2 kind=1000 kind=1001")
 		wantTake(t, busy, "2")
@@ -64,7 +64,7 @@ func TestDistinctDemandsAreBounded(t *testing.T) {
 	})
 }
 
-// TestLostWorkersUseUpNoDemands checks that actions of equal demands count once, whatever workers they avoid.
+// TestLostWorkersUseUpNoDemands checks that actions with equal demands count once, even if they avoid other workers.
 func TestLostWorkersUseUpNoDemands(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		var runs []*queue.Run
@@ -91,7 +91,7 @@ func TestLostActionsWaitBeyondTheLimit(t *testing.T) {
 	})
 }
 
-// TestRefusedDemandsHaveNoEffect checks that no run yields to an action that is refused, and that the queue forgets it.
+// TestRefusedDemandsHaveNoEffect checks that no run yields to a refused action, and that the queue forgets the action.
 func TestRefusedDemandsHaveNoEffect(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		first := fillDemands(t, q)[0]
@@ -115,7 +115,8 @@ func TestRefusedDemandsHaveNoEffect(t *testing.T) {
 	})
 }
 
-// TestDemandsThatNoWorkerMeetsAreUnmet checks that they are never retried, also beyond the limit.
+// TestDemandsThatNoWorkerMeetsAreUnmet checks that demands that no worker meets fail without advice to retry, even
+// beyond the limit.
 func TestDemandsThatNoWorkerMeetsAreUnmet(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		time.Sleep(2 * time.Minute) // more than Config.Settle
@@ -133,8 +134,8 @@ func TestDemandsThatNoWorkerMeetsAreUnmet(t *testing.T) {
 	})
 }
 
-// TestAbandonedDemandsMakeRoom checks that an abandoned action is dropped in favour of other demands if nothing else has
-// its demands: the one that was abandoned first.
+// TestAbandonedDemandsMakeRoom checks that a new demand replaces an abandoned action that shares its demands with no
+// other action, and that the action abandoned first is replaced first.
 func TestAbandonedDemandsMakeRoom(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		all := fillDemands(t, q)
@@ -156,8 +157,8 @@ func TestAbandonedDemandsMakeRoom(t *testing.T) {
 	})
 }
 
-// TestNestedDemandsAreNotBounded checks that nested actions are always accepted, since others wait for them, and do not
-// count.
+// TestNestedDemandsAreNotBounded checks that nested actions are always accepted, since others wait for them, and are
+// not counted.
 func TestNestedDemandsAreNotBounded(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, Depth: 1}, func(t *testing.T, q *queue.Queue, _ *executor) {
 		nested := func(name string, i int) *queue.Operation {

@@ -32,7 +32,7 @@ type job struct {
 	refused  []uint64      // numbers of the workers that cannot enforce what it demands, sorted
 	refusal  *worker.Fault // the last one's reason
 	prefetch prefetch
-	demand   *demand   // nil unless noteWaiting counts the job
+	demand   *demand   // nil unless counted by noteWaiting
 	madeRoom bool      // a run has yielded to it since it last waited
 	flight   flightKey // under which later requests find the job; zero while it cannot be shared
 }

@@ -104,8 +104,8 @@ type Queue struct {
 	drained            map[string]*drain         // by worker name
 	drainJoining       *drain                    // applies to every worker that joins; nil if none
 	undrained          map[string]bool           // names of workers exempt from drainJoining
-	demands            map[string]*demand        // of the jobs in ready, by appendDemands
-	distinct           map[string]int            // the number of demands of each instance
+	demands            map[string]*demand        // of the jobs in ready, by the result of appendDemands
+	distinct           map[string]int            // number of demands, by instance
 	visits             int                       // workers and operations that searches have visited, for tests
 	// Prefetching.
 	fetched   int64     // bytes reserved of Config.FetchBytes
@@ -115,7 +115,7 @@ type Queue struct {
 	// Abandoned actions.
 	left     []departure                    // of the last clients of operations, oldest first, including outdated ones
 	unwanted map[*workerGroup]map[*Run]bool // runs without a client for Config.CancelGrace that do not yield yet
-	yielding int                            // runs about to yield, and slots of such runs until they ask for the next
+	yielding int                            // yielding runs, and their slots until these ask for the next job
 	// Background work.
 	slotFree sync.Cond          // a slot may be free
 	stopIdle context.CancelFunc // nil unless Config.Idle runs

@@ -32,7 +32,7 @@ type Run struct {
 	stage    worker.Stage
 	over     bool // ended or lost
 	yielding bool // cancelled in favour of another action; its action waits again
-	retries  bool // a timer is set by yieldTo
+	retries  bool // yieldTo has set a timer
 }
 
 // begin assigns to s a job taken from q.ready.
@@ -169,7 +169,7 @@ func (q *Queue) release(r *Run) {
 	s.worker.seen = time.Now()
 	q.ready.Done(&r.job.item)
 	q.noteUnwanted(r.job)
-	if r.yielding { // until the slot asks for the next job: another machine may do so only seconds later
+	if r.yielding { // counted until the slot asks for the next job, which may take a remote worker seconds
 		if s.yielded = !s.left; s.left {
 			q.yielding--
 		}

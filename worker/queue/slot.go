@@ -54,7 +54,7 @@ type Slot struct {
 	woken  chan struct{} // closed when the slot has a run or never will; nil unless Take waits
 	left   bool
 	ending time.Time // see SetEnding
-	// The last run yielded, and counts in q.yielding until the slot asks for the next.
+	// The last run yielded. The slot counts in q.yielding until it asks for the next job.
 	yielded bool
 }
 
@@ -240,8 +240,8 @@ func (q *Queue) dispatch(b *fairqueue.Bucket[*job]) {
 	}
 }
 
-// dispatchAll assigns jobs to waiting slots after a change of workers, and ends unwanted runs for whose slots others
-// wait now.
+// dispatchAll assigns jobs to waiting slots after a change of workers. It then ends unwanted runs for whose slots other
+// jobs wait.
 func (q *Queue) dispatchAll() {
 	for _, b := range slices.Clone(q.ready.Buckets()) {
 		q.dispatch(b)

@@ -21,8 +21,8 @@ import (
 const ChangedToolchain = "changed during or before the run"
 
 const (
-	// maxUnconfirmed bounds the results that await a scan or a correction, of about 200 bytes each. Further ones are not
-	// corrected.
+	// maxUnconfirmed limits the number of results that await a scan or a correction, about 200 bytes each. Further
+	// results are not corrected.
 	maxUnconfirmed = 50_000
 	// confirmInterval is the interval of comparisons while there are such results.
 	confirmInterval = 5 * time.Second
@@ -40,10 +40,10 @@ type Confirmer struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	failed int // corrections that failed in the last comparison, to report a change once; compare owns it
+	failed int // corrections that failed in the last comparison, so that only changes are logged; used by compare alone
 
 	mu          sync.Mutex    // guards everything below
-	unconfirmed []unconfirmed // oldest first; only compare removes some
+	unconfirmed []unconfirmed // oldest first; only compare removes entries
 	comparing   bool
 }
 
@@ -53,7 +53,7 @@ type unconfirmed struct {
 	action    cas.Digest
 	toolchain string
 	recorded  time.Time
-	wrong     bool // a scan has found another toolchain
+	wrong     bool // a scan found another toolchain
 }
 
 // NewConfirmer returns a Confirmer, which the caller closes. all returns instances with unfiltered action caches.

@@ -71,8 +71,8 @@ func TestResultsBeforeANoticedChange(t *testing.T) {
 	})
 }
 
-// failing returns a Confirmer with 20 results of a toolchain that has changed, in an action cache that fails to record
-// others. toolchain is that of the machine.
+// failing returns a Confirmer with 20 results of a toolchain that has changed since, and their action cache, which
+// tests make fail. toolchain is the fingerprint that scans return.
 func failing(t *testing.T, toolchain *string) (c *Confirmer, actions *faulty.Store, log *syncbuf.Buffer) {
 	t.Helper()
 	memory := castest.NewMemory()
@@ -93,8 +93,8 @@ func failing(t *testing.T, toolchain *string) (c *Confirmer, actions *faulty.Sto
 	return c, actions, log
 }
 
-// TestFailedCorrectionsAreRepeated: results that could not be corrected are corrected later, also if the toolchain is
-// the previous one again, and reported together.
+// TestFailedCorrectionsAreRepeated: results that could not be corrected are logged together and corrected later, even
+// if the host has its previous toolchain again.
 func TestFailedCorrectionsAreRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var toolchain string
@@ -120,7 +120,7 @@ func TestFailedCorrectionsAreRepeated(t *testing.T) {
 	})
 }
 
-// TestCloseEndsCorrections: Close waits for at most one correction, and reports none as failed.
+// TestCloseEndsCorrections: Close waits only for the correction in progress, and logs no failure.
 func TestCloseEndsCorrections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var toolchain string

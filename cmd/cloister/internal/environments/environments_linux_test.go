@@ -81,12 +81,12 @@ func TestSweepNeedsNoNamespaces(t *testing.T) {
 	expect.Error(t, expect.Err(os.Stat(dir)), os.ErrNotExist, "the directory after the sweep")
 }
 
-// TestSweepOfTemporaryDirectories: a sweep removes the temporary directory of a killed supervisor before its note of it,
-// and also that of an earlier version, which has none.
+// TestSweepOfTemporaryDirectories: a sweep removes the temporary directory of a killed supervisor before the note that
+// names it. It also removes that of an earlier version, which wrote no note.
 func TestSweepOfTemporaryDirectories(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	all := filepath.Join(t.TempDir(), "sandboxes")
-	// killed makes what a killed supervisor leaves, and returns its temporary directory, which is in temp.
+	// killed creates the files that a killed supervisor leaves behind, and returns its temporary directory in temp.
 	killed := func(name, temp string) string {
 		dir := filepath.Join(all, name)
 		must.Succeed(t, os.MkdirAll(dir, 0o700))

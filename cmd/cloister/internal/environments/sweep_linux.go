@@ -26,7 +26,7 @@ func sweep(dir string) error {
 	if err != nil {
 		return exit.New(exit.Environment, err)
 	}
-	// A sandbox of an earlier version has no note of its temporary directory.
+	// Earlier versions used the default directory and wrote no note of it.
 	died, temps, deadline := false, map[string]bool{os.TempDir(): true}, time.Now().Add(dyingTime)
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
@@ -38,8 +38,8 @@ func sweep(dir string) error {
 		if errors.Is(err, os.ErrNotExist) || err == nil && s.Running {
 			died = true
 			if temp, err := os.ReadFile(filepath.Join(path, tempFile)); err == nil && filepath.IsAbs(string(temp)) {
-				// Swept before discard removes the note, since this process may be killed, too, and again below, since the
-				// kernel may release the lock of a temporary directory later than that of the sandbox.
+				// Sweep before discard removes the note, since this process may be killed, too. Sweep again below, since
+				// the kernel may release the lock of a temporary directory later than that of the sandbox.
 				localworker.Sweep(string(temp))
 				temps[string(temp)] = true
 			}

@@ -34,7 +34,7 @@ func (s *server) callers() *quota.Table {
 		cloisterpb.BlobIndex_Find_FullMethodName:                                  quota.Queries,
 		cloisterpb.Builds_Read_FullMethodName:                                     quota.Queries,
 		cloisterpb.Builds_List_FullMethodName:                                     quota.Queries,
-		// It holds the queue's mutex while it compares demands with workers.
+		// Status holds the queue's mutex while it compares demands with workers.
 		cloisterpb.Fleet_Status_FullMethodName:  quota.Queries,
 		cloisterpb.AuditLog_Read_FullMethodName: quota.Queries,
 	}})

@@ -55,7 +55,7 @@ type Item[T any] struct {
 	Value      T
 	bucket     *Bucket[T]  // nil unless waiting
 	entries    []*Entry[T] // while waiting
-	foreground int         // of entries, those in flows that are not background
+	foreground int         // number of entries in flows that are not background
 	servedIn   *flow[T]    // nil unless in service
 }
 
