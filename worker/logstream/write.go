@@ -143,6 +143,8 @@ func (r *Registry) admit(s *stream, m *bspb.WriteRequest) (int64, error) {
 	defer r.mu.Unlock()
 	n, more := s.size, int64(len(m.Data))
 	switch {
+	case r.streams[s.id] != s: // dropped since it was found, and no longer counted
+		return 0, status.Errorf(codes.NotFound, "log stream %+q ended too long ago", s.name())
 	case m.WriteOffset != n:
 		return 0, status.Errorf(codes.InvalidArgument,
 			"write_offset is %d, but %d bytes of log stream %+q are committed", m.WriteOffset, n, s.name())
