@@ -115,10 +115,14 @@ func (q *Queue) noteUnwanted(j *job) {
 	q.unwanted[w][r] = true
 }
 
-// makeRoom ends an unwanted run if j, which is wanted, waits for its slot. It ends at most one while j waits, even if
-// clients of j leave and return.
+// makeRoom ends an unwanted run if j, which is wanted, waits for its slot. If clients of j leave and return while it
+// waits, it ends another one only if too few are yielding: while j had no client, another job may have taken the slot.
 func (q *Queue) makeRoom(j *job) {
-	if len(q.unwanted) == 0 || j.madeRoom || !j.item.Waiting() || !j.wanted() {
+	if len(q.unwanted) == 0 || !j.item.Waiting() || !j.wanted() {
+		return
+	}
+	if j.madeRoom {
+		q.yieldAwaited()
 		return
 	}
 	for w, runs := range q.unwanted {

@@ -215,6 +215,25 @@ func TestOneRunYieldsToAReturningClient(t *testing.T) {
 	})
 }
 
+// A run yields to an action whose client returns after an abandoned action has taken the slot that had yielded to it.
+func TestRunYieldsAgainToAReturningClient(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		old := submit(t, q, "old", nil)
+		s := join(t, q, "a", "0", "")
+		first := wantTake(t, s, "old")
+		old.Follow()(false)
+		time.Sleep(20 * time.Second)
+		x := submit(t, q, "x", nil)
+		<-first.Cancelled()
+		first.End(nil, &worker.Fault{Kind: worker.FaultCancelled, Err: context.Canceled})
+		x.Follow()(false)
+		second := wantTake(t, s, "old")
+		time.Sleep(20 * time.Second)
+		defer x.Follow()(false)
+		wantYielded(t, []*queue.Run{second}, 1)
+	})
+}
+
 // An abandoned run of a drained worker yields only when the worker is undrained.
 func TestUndrainedWorkersRunYields(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
