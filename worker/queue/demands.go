@@ -68,7 +68,8 @@ func (q *Queue) admitDemands(j *job) *worker.Fault {
 }
 
 // dropDemand makes room for another demand of an instance. It cancels the operation whose last client left first, among
-// those without a client whose demands no other waiting operation has. It reports whether it found one.
+// those without a client for Config.CancelGrace whose demands no other waiting operation has. It reports whether it
+// found one.
 func (q *Queue) dropDemand(instance string) bool {
 	var oldest *Operation
 	for _, b := range q.ready.Buckets() {
@@ -77,7 +78,8 @@ func (q *Queue) dropDemand(instance string) bool {
 			continue
 		}
 		for o := range j.ops {
-			if o.entry.Flow.Background && (oldest == nil || o.unwatched.Before(oldest.unwatched)) {
+			gone := o.entry.Flow.Background && time.Since(o.unwatched) >= q.cfg.CancelGrace
+			if gone && (oldest == nil || o.unwatched.Before(oldest.unwatched)) {
 				oldest = o
 			}
 		}

@@ -135,7 +135,7 @@ func TestDemandsThatNoWorkerMeetsAreUnmet(t *testing.T) {
 }
 
 // TestAbandonedDemandsMakeRoom checks that a new demand replaces an abandoned action that shares its demands with no
-// other action, and that the action abandoned first is replaced first.
+// other action, that the action abandoned first is replaced first, and that none is replaced within CancelGrace.
 func TestAbandonedDemandsMakeRoom(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		all := fillDemands(t, q)
@@ -146,8 +146,12 @@ func TestAbandonedDemandsMakeRoom(t *testing.T) {
 			o.Follow()(false)
 			time.Sleep(time.Second)
 		}
+		wantFault(t, submit(t, q, "too early", kind(mostDemands)), worker.FaultExhausted)
+		time.Sleep(3 * time.Second) // all[4] has had no client for CancelGrace
 		wantStage(t, submit(t, q, "next", kind(mostDemands)), repb.ExecutionStage_QUEUED)
 		wantFault(t, all[4], worker.FaultCancelled)
+		wantFault(t, submit(t, q, "early for all[3]", kind(mostDemands+1)), worker.FaultExhausted)
+		time.Sleep(time.Second)
 		for i, o := range []*queue.Operation{other, all[1], as1, all[2], all[3]} {
 			expect.Equal(t, o.State().Stage, repb.ExecutionStage_QUEUED, "stage of operation %d", i)
 		}
