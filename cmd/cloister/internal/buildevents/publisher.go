@@ -52,8 +52,9 @@ func (s *Store) publish(h Header, opener string, first int64) (*publisher, error
 		return nil, ErrOwner
 	case r == nil && first != 1:
 		return nil, ErrGap
-	case opens && s.opened[opener] >= maxCallerOpen:
-		return nil, fmt.Errorf("%w: this client has %d, which is the limit; retry later", ErrBusy, maxCallerOpen)
+	case opens && s.opened[opener] >= maxCallerOpen && s.open >= maxOpen/2:
+		return nil, fmt.Errorf("%w: this client has %d, and all clients have %d of at most %d; retry later",
+			ErrBusy, s.opened[opener], s.open, maxOpen)
 	case opens && s.open >= maxOpen:
 		return nil, fmt.Errorf("%w: all clients have %d, which is the limit; retry later", ErrBusy, maxOpen)
 	case r == nil:

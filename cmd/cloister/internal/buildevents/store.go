@@ -49,7 +49,8 @@ const (
 	// defaultIdle is long, since Bazel publishes nothing while one long action runs, and continues a stream only a few
 	// times.
 	defaultIdle = time.Hour
-	// maxOpen bounds the builds that are published at once, and maxCallerOpen those of one caller at one address.
+	// maxOpen bounds the builds that are published at once, and maxCallerOpen those of one caller at one address while
+	// half of maxOpen are published: all machines behind one address translation may be one caller.
 	maxOpen       = 1000
 	maxCallerOpen = maxOpen / 4
 )
