@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/server"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
@@ -110,6 +113,25 @@ func TestDrain(t *testing.T) {
 	if out, code := runCLI(t, "status", "--cas", "grpc://127.0.0.1:1"); code != exit.Unreachable {
 		t.Errorf("nobody there: exit %d, %q", code, out)
 	}
+}
+
+// TestDrainWaitsWhileQueriesAreRefused: drain --wait continues although the server refuses a query because of others.
+func TestDrainWaitsWhileQueriesAreRefused(t *testing.T) {
+	head := newHead(t, queue.DrainState{})
+	defer head.Close()
+	must.Get(head.Queue().Join(queue.Offer{Worker: "anvil", Slot: "1"}))(t)
+	var refused atomic.Int32
+	limit := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if info.FullMethod == cloisterpb.Fleet_Status_FullMethodName && refused.Add(1) <= 2 {
+			return nil, quota.Exhausted("too many concurrent queries")
+		}
+		return handle(ctx, req)
+	}
+	at := "grpc://" + grpctest.Serve(t, func(s *grpc.Server) {
+		must.Succeed(t, head.Register(s))
+	}, grpc.UnaryInterceptor(limit))
+	out, code := runCLI(t, "drain", "anvil", "--wait", "--cas", at)
+	expect.Equal(t, fmt.Sprint(code, " ", out), "0 drained anvil; 0 actions running there\nidle    anvil\n", "drain --wait")
 }
 
 // TestDrainWaitsOverARestart: a server that is away is waited for, and one that is back knows who is drained; a worker

@@ -16,6 +16,8 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Drain is the flags and the argument of drain and undrain.
@@ -114,13 +116,12 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 	had := make(map[string]int) // slots that each was seen with
 	for {
 		s, err := c.From.Status(ctx, client)
-		if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Unreachable && time.Since(answered) < reconnectTime {
-			// It may be restarting; it remembers its drains.
+		if mayAnswer(err) && time.Since(answered) < reconnectTime {
 			select {
 			case <-time.After(pause):
 				continue
 			case <-over:
-				return exit.New(exit.Timeout, fmt.Errorf("after %s the server does not answer, and actions may still run: %w", c.Timeout, err))
+				return exit.New(exit.Timeout, fmt.Errorf("after %s the state of the workers is unknown, and actions may still run: %w", c.Timeout, err))
 			case <-ctx.Done():
 			}
 		}
@@ -166,8 +167,15 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 	}
 }
 
-// reconnectTime is how long a server may be unreachable, and how long after its start its workers may still be
-// reconnecting: they call every ten seconds.
+// mayAnswer reports whether the server may soon answer a query that failed with err: it may be restarting, and it
+// remembers its drains, or it refused the query because of others.
+func mayAnswer(err error) bool {
+	e, ok := errors.AsType[*exit.Error](err)
+	return ok && e.Code == exit.Unreachable || status.Code(err) == codes.ResourceExhausted
+}
+
+// reconnectTime is how long a server may be unreachable or refuse queries, and how long after its start its workers may
+// still be reconnecting: they call every ten seconds.
 const reconnectTime = time.Minute
 
 // missingSlots returns how many of the had slots of a worker have not called a restarted server yet. A worker that left
