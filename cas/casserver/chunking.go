@@ -44,11 +44,11 @@ func setChunking(c *repb.CacheCapabilities) {
 	}
 }
 
-// maxChunkings limits the blobs that are split or verified concurrently, and maxCallerChunkings those of one caller;
-// the others wait. Each takes 5 MiB of lookahead and a processor.
+// maxChunkings limits the blobs that are split or verified concurrently, and maxCallerChunkings those of one caller, so
+// that a second caller finds some free; the others wait. Each takes 5 MiB of lookahead and a processor.
 const (
 	maxChunkings       = 16
-	maxCallerChunkings = maxChunkings / 4
+	maxCallerChunkings = maxChunkings - maxChunkings/4
 )
 
 // chunkings limits concurrent chunking. A call first waits for the limit of its caller, so that other callers wait for
