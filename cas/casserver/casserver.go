@@ -93,7 +93,8 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 	u, memory := newUploads(c.MaxBlobBytes), newMemoryPool(c.StreamIdle)
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	repb.RegisterContentAddressableStorageServer(s, &storage{
-		Config: c, uploads: u, memory: memory, chunkings: newChunkings(),
+		Config: c, uploads: u, memory: memory,
+		chunkings: newLimiter(maxChunkings, maxCallerChunkings), trees: newLimiter(maxTrees, maxCallerTrees),
 	})
 	s.RegisterService(&byteStreamDesc, &byteStream{
 		Config: c, uploads: u, memory: memory,

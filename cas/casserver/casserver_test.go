@@ -12,6 +12,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -77,6 +78,18 @@ func (r *registrar) RegisterService(d *grpc.ServiceDesc, impl any) {
 		r.storage = impl
 	}
 	r.Server.RegisterService(d, impl)
+}
+
+// await waits until limited, which is casserver.Chunking or casserver.Trees, returns these numbers.
+func (c *client) await(t *testing.T, limited func(any) (int, int), callers, calls int) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		gotCallers, gotCalls := limited(c.storage)
+		if gotCallers == callers && gotCalls == calls {
+			return
+		}
+		must.Be(t, time.Now().Before(end), "got %d callers with %d calls, want %d with %d", gotCallers, gotCalls, callers, calls)
+	}
 }
 
 // callers returns the options of a server that gets the names of its callers from as.

@@ -8,13 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/chunk"
-	"github.com/cloister-build/cloister/cas/quota"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -50,63 +48,6 @@ const (
 	maxChunkings       = 16
 	maxCallerChunkings = maxChunkings - maxChunkings/4
 )
-
-// chunkings limits concurrent chunking. A call first waits for the limit of its caller, so that other callers wait for
-// at most maxCallerChunkings of its blobs.
-type chunkings struct {
-	all chan struct{}
-
-	mu      sync.Mutex
-	callers map[string]*callerChunkings // guarded by mu
-}
-
-// A callerChunkings limits the chunkings of one caller.
-type callerChunkings struct {
-	running chan struct{}
-	calls   int // that wait or run; guarded by chunkings.mu
-}
-
-func newChunkings() *chunkings {
-	return &chunkings{all: make(chan struct{}, maxChunkings), callers: map[string]*callerChunkings{}}
-}
-
-// acquire waits until the client of ctx may chunk another blob. Call release when the blob is done.
-func (c *chunkings) acquire(ctx context.Context) (release func(), err error) {
-	key := quota.Caller(ctx)
-	c.mu.Lock()
-	own := c.callers[key]
-	if own == nil {
-		own = &callerChunkings{running: make(chan struct{}, maxCallerChunkings)}
-		c.callers[key] = own
-	}
-	own.calls++
-	c.mu.Unlock()
-	leave := func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if own.calls--; own.calls == 0 {
-			delete(c.callers, key)
-		}
-	}
-	select {
-	case own.running <- struct{}{}:
-	case <-ctx.Done():
-		leave()
-		return nil, ctx.Err()
-	}
-	select {
-	case c.all <- struct{}{}:
-	case <-ctx.Done():
-		<-own.running
-		leave()
-		return nil, ctx.Err()
-	}
-	return func() {
-		<-c.all
-		<-own.running
-		leave()
-	}, nil
-}
 
 // A chunkedBlob is a blob in a store that can keep blobs as chunks.
 type chunkedBlob struct {

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -409,13 +408,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 	}
 	await := func(callers, calls int) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			gotCallers, gotCalls := casserver.Chunking(c.storage)
-			if gotCallers == callers && gotCalls == calls {
-				return
-			}
-			must.Be(t, time.Now().Before(end), "got %d callers with %d calls, want %d with %d", gotCallers, gotCalls, callers, calls)
-		}
+		c.await(t, casserver.Chunking, callers, calls)
 	}
 	// cancelled starts one more call of caller and cancels it while it waits. callers is the number of callers that have
 	// other calls in progress.

@@ -22,7 +22,8 @@ type storage struct {
 	Config
 	uploads   *uploads
 	memory    *memoryPool
-	chunkings *chunkings
+	chunkings *limiter
+	trees     *limiter
 }
 
 // FindMissingBlobs returns the absent digests, each once, and marks the others as used.

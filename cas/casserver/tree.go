@@ -17,6 +17,13 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// maxTrees limits concurrent walks of trees, and maxCallerTrees those of one caller; the others wait. They are not
+// refused, because some clients do not repeat a refused GetTree.
+const (
+	maxTrees       = 256
+	maxCallerTrees = 32
+)
+
 // Limits of one tree walk.
 const (
 	// treeBatch is the number of Directories fetched at once.
@@ -42,7 +49,12 @@ func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingS
 	if req.PageSize < 0 {
 		return status.Errorf(codes.InvalidArgument, "page_size %d is negative", req.PageSize)
 	}
+	release, err := s.trees.acquire(stream.Context())
+	if err != nil {
+		return casstatus.Error(err)
+	}
 	return s.uploads.watch(stream, s.StreamIdle, func(w *watched) error {
+		defer release()
 		to := &grpc.GenericServerStream[repb.GetTreeRequest, repb.GetTreeResponse]{ServerStream: w}
 		return s.sendTree(in, root, req, to)
 	})

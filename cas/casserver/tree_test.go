@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
@@ -159,11 +160,41 @@ func TestIdleListsEnd(t *testing.T) {
 		_, err = tree.Recv()
 	}
 	wantCode(t, err, codes.Unavailable, "silent for 100ms", "retry")
+	c.await(t, casserver.Trees, 0, 0)
 	register := must.Get(c.RegisterChunkMapping(t.Context()))(t)
 	must.Succeed(t, register.Send(&repb.RegisterChunkMappingRequest{
 		BlobDigest: sum("12345678").Proto(), ChunkDigests: []*repb.Digest{sum("1234").Proto()},
 	}))
 	wantCode(t, register.RecvMsg(&repb.RegisterChunkMappingResponse{}), codes.Unavailable, "silent for 100ms", "retry")
+}
+
+// TestConcurrentTreesAreLimited: calls beyond the limits wait instead of failing, and those of one caller do not delay
+// other callers.
+func TestConcurrentTreesAreLimited(t *testing.T) {
+	m := faulty.New(castest.NewMemory(), nil)
+	c := serveWith(t, casserver.Config{Instances: instances(m, nil)}, callers()...)
+	root := must.Get(cas.PutProto(t.Context(), m, cas.SHA256, &repb.Directory{Symlinks: []*repb.SymlinkNode{{Name: "l", Target: "t"}}}))(t)
+	gate := m.Hold(faulty.Open)
+	const of, atOnce, atOnceForOne, each = 9, 256, 32, 33
+	done := make(chan error, of*each)
+	for caller := range of {
+		for range each {
+			go func() {
+				_, err := c.tree(as(t.Context(), fmt.Sprint(caller)), &repb.GetTreeRequest{RootDigest: root.Proto()})
+				done <- err
+			}()
+		}
+		for range min(atOnceForOne, atOnce-m.Calls(faulty.Open)) {
+			gate.Arrived()
+		}
+		c.await(t, casserver.Trees, caller+1, (caller+1)*each)
+		expect.Equal(t, m.Calls(faulty.Open), min(atOnce, (caller+1)*atOnceForOne), "trees are read at once")
+	}
+	gate.Open()
+	for range of * each {
+		expect.Error(t, <-done, nil)
+	}
+	c.await(t, casserver.Trees, 0, 0)
 }
 
 // A remoteStore checks that each Directory is fetched before it is opened.

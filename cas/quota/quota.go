@@ -33,7 +33,7 @@ const (
 	Calls      Kind = iota // calls in progress, except health checks
 	Uploads                // calls that store, split or splice blobs, or publish build events
 	Executions             // calls that execute actions or wait for operations
-	Queries                // calls that search or read operations, blobs, trees, the history, builds, the fleet or the audit log
+	Queries                // calls that search or read operations, blobs, the history, builds, the fleet or the audit log
 	LogStreams             // log streams that are not finished
 	kinds
 )

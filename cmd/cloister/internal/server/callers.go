@@ -24,7 +24,6 @@ func (s *server) callers() *quota.Table {
 		repb.ContentAddressableStorage_SpliceBlob_FullMethodName:                  quota.Uploads,
 		repb.ContentAddressableStorage_GetChunkMapping_FullMethodName:             quota.Uploads,
 		repb.ContentAddressableStorage_RegisterChunkMapping_FullMethodName:        quota.Uploads,
-		repb.ContentAddressableStorage_GetTree_FullMethodName:                     quota.Queries,
 		repb.Execution_Execute_FullMethodName:                                     quota.Executions,
 		"/google.devtools.build.v1.PublishBuildEvent/PublishBuildToolEventStream": quota.Uploads,
 		repb.Execution_WaitExecution_FullMethodName:                               quota.Executions,
