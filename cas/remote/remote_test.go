@@ -849,7 +849,7 @@ func TestRejectedBatchIsSplit(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	var blobs []cas.Blob
 	var ds []cas.Digest
-	for i := range 20 {
+	for i := range 200 {
 		b, d := castest.Blob(byte(i), 100)
 		blobs, ds = append(blobs, cas.Blob{Digest: d, Data: b}), append(ds, d)
 	}
@@ -873,7 +873,48 @@ func TestRejectedBatchIsSplit(t *testing.T) {
 	missing := must.Get(s.memory(t, "").Missing(t.Context(), ds))(t)
 	expect.Slices(t, missing, ds[bad:bad+1], "blobs that the server lacks")
 	n := s.called("BatchUpdateBlobs") // one, and two for each halving
-	expect.That(t, n <= 11, "got %d calls, want at most 11", n)
+	expect.That(t, n <= 17, "got %d calls, want at most 17", n)
+}
+
+// TestRejectingServerGetsFewCalls: a batch is not split down to its blobs if the server accepts none of its parts. A
+// single invalid blob is found in the largest batch.
+func TestRejectingServerGetsFewCalls(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	var blobs []cas.Blob
+	for i := range 4000 {
+		b := fmt.Append(nil, i)
+		blobs = append(blobs, cas.Blob{Digest: cas.SHA256.Sum(b), Data: b})
+	}
+	reject := status.Error(codes.InvalidArgument, "this server accepts no blobs")
+	s.refuse = func(req any) error {
+		if _, ok := req.(*repb.BatchUpdateBlobsRequest); ok {
+			return reject
+		}
+		return nil
+	}
+	for i, err := range s.dial(t, "").PutAll(t.Context(), blobs) {
+		expect.Error(t, err, cas.ErrInvalid, "blob %d", i)
+	}
+	n := s.called("BatchUpdateBlobs") // 16, and 9 for the parts that are left
+	expect.That(t, n <= 25, "got %d calls, want at most 25", n)
+
+	for _, bad := range []int{0, len(blobs) - 1} {
+		s := serve(t, casserver.Config{})
+		s.refuse = func(req any) error {
+			batch, _ := req.(*repb.BatchUpdateBlobsRequest)
+			for _, r := range batch.GetRequests() {
+				if r.Digest.Hash == blobs[bad].Digest.Hash() {
+					return reject
+				}
+			}
+			return nil
+		}
+		for i, err := range s.dial(t, "").PutAll(t.Context(), blobs) {
+			if (err != nil) != (i == bad) {
+				t.Errorf("blob %d is invalid: blob %d: got %v", bad, i, err)
+			}
+		}
+	}
 }
 
 func TestMismatchedUploadIsNotFinished(t *testing.T) {

@@ -42,7 +42,7 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 		if _, err := newSource(d, r).next(b.Data); err != nil || d.IsEmpty() {
 			return err
 		}
-		return s.update(ctx, t, []cas.Blob{b})[0]
+		return s.update(ctx, t, []cas.Blob{b}, new(division))[0]
 	}
 	start := int64(-1)
 	seeker, ok := r.(io.Seeker)
@@ -85,7 +85,7 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		if batch[0].Digest.Size() > t.maxSmall {
 			results = []error{s.Put(ctx, batch[0].Digest, bytes.NewReader(batch[0].Data))}
 		} else {
-			results = s.update(ctx, t, batch)
+			results = s.update(ctx, t, batch, new(division))
 		}
 		for j, err := range results {
 			for _, i := range indexes[batch[j].Digest] {
@@ -132,9 +132,20 @@ type rejection struct{ statusError }
 // Rejected lets package worker recognize the error, which does not make a client's request invalid.
 func (rejection) Rejected() bool { return true }
 
+// maxRejected is the number of rejected calls for one batch after which its parts are not split further while the server
+// has accepted none. It is enough to find a single invalid blob among maxEntries. A server that rejects everything gets
+// that many calls and one for each part that is left.
+const maxRejected = 16
+
+// A division counts the calls for a batch and its parts.
+type division struct {
+	rejected int
+	accepted bool
+}
+
 // update stores distinct small blobs and returns an error for each. It makes one call, and splits the batch if the
 // server rejects it.
-func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) []error {
+func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob, div *division) []error {
 	req := &repb.BatchUpdateBlobsRequest{InstanceName: s.name, DigestFunction: blobs[0].Digest.Function().Proto()}
 	index := make(map[string]int, len(blobs)) // by hash
 	errs := make([]error, len(blobs))
@@ -153,10 +164,13 @@ func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) [
 		errs[i] = fmt.Errorf("store blob %s at %s: missing from the answer", b.Digest, s.target)
 	}
 	resp, err := s.blobs.BatchUpdateBlobs(ctx, req)
-	if status.Code(err) == codes.InvalidArgument && len(blobs) > 1 && ctx.Err() == nil {
-		// A single invalid blob may be the reason.
-		half := len(blobs) / 2
-		return slices.Concat(s.update(ctx, t, blobs[:half]), s.update(ctx, t, blobs[half:]))
+	if status.Code(err) == codes.InvalidArgument && ctx.Err() == nil {
+		div.rejected++
+		if len(blobs) > 1 && (div.accepted || div.rejected < maxRejected) {
+			// A single invalid blob may be the reason.
+			half := len(blobs) / 2
+			return slices.Concat(s.update(ctx, t, blobs[:half], div), s.update(ctx, t, blobs[half:], div))
+		}
 	}
 	if err != nil {
 		for i, b := range blobs {
@@ -164,6 +178,7 @@ func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) [
 		}
 		return errs
 	}
+	div.accepted = true
 	for _, r := range resp.Responses {
 		i, ok := index[r.Digest.GetHash()]
 		if !ok {
