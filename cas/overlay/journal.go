@@ -297,28 +297,22 @@ func (p *pending) settle(r *round) error {
 	return p.strike(done)
 }
 
-// waitAny waits until entries are pending or ctx ends, and reports whether it had to wait. It does not index entries,
-// since indexing delays writes.
-func (p *pending) waitAny(ctx context.Context) (waited bool) {
+// take waits for entries and returns up to size(), oldest first, and when the first was added, or nil when ctx ends. If
+// it had to wait for new entries, it calls rest before it indexes them, since indexing delays writes. There is
+// one caller at a time, which ends the round with settle.
+func (p *pending) take(ctx context.Context, rest func(), size func() int) (entries []entry, since time.Time) {
 	stop := context.AfterFunc(ctx, p.wake)
 	defer stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.batches)+p.items.n == 0 && ctx.Err() == nil {
-		waited = true
-		p.changed.Wait()
-	}
-	return waited
-}
-
-// take waits for entries and returns up to size(), oldest first, and when the first was added, or nil when ctx ends.
-// There is one caller at a time, which ends the round with settle.
-func (p *pending) take(ctx context.Context, size func() int) (entries []entry, since time.Time) {
-	stop := context.AfterFunc(ctx, p.wake)
-	defer stop()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	waited := len(p.batches)+len(p.queue) == 0
 	for {
+		if waited && len(p.batches)+len(p.queue) > 0 {
+			waited = false
+			p.mu.Unlock()
+			rest()
+			p.mu.Lock()
+		}
 		p.index()
 		next := p.queueDelayed()
 		if ctx.Err() != nil {
@@ -333,6 +327,7 @@ func (p *pending) take(ctx context.Context, size func() int) (entries []entry, s
 		timer := time.AfterFunc(next, p.wake)
 		p.changed.Wait()
 		timer.Stop()
+		waited = true
 	}
 	p.taken, p.takenAt = min(size(), len(p.queue)), p.clock
 	return entriesOf(p.queue[:p.taken]), p.queue[0].since

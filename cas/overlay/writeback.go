@@ -29,7 +29,7 @@ const (
 	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
 	idleAfter   = 200 * time.Millisecond // time since the last use after which the overlay is not in use
-	firstRest   = time.Second            // maximum rest after the journal was empty; most bursts of writes are shorter
+	firstRest   = time.Second            // maximum rest at the start of a burst of writes; most bursts are shorter
 	maxPatience = 5 * time.Minute        // age of the oldest entry above which rests become shorter
 	maxBacklog  = 100_000                // number of entries above which rests become shorter
 	noRest      = 3                      // multiple of maxPatience and maxBacklog at which rests are zero
@@ -124,10 +124,7 @@ func (o *Overlay) roundSize() int {
 func (o *Overlay) sendPending() {
 	backoff := minBackoff
 	for {
-		if o.pending.waitAny(o.ctx) {
-			o.pause(firstRest)
-		}
-		entries, since := o.pending.take(o.ctx, o.roundSize)
+		entries, since := o.pending.take(o.ctx, func() { o.pause(firstRest) }, o.roundSize)
 		if entries == nil {
 			return
 		}

@@ -462,6 +462,45 @@ func TestSenderRests(t *testing.T) {
 	})
 }
 
+// A rejectingStore rejects one blob.
+type rejectingStore struct {
+	cas.Store
+	rejected cas.Digest
+}
+
+func (s rejectingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if d == s.rejected {
+		return cas.ErrInvalid
+	}
+	return s.Store.Put(ctx, d, r)
+}
+
+// TestSenderRestsDespiteDelayedEntries checks that the sender sends nothing in the first second of a burst even if an
+// entry waits for its delay.
+func TestSenderRestsDespiteDelayedEntries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		_, rejected := castest.Blob(0, 100)
+		o := open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(rejectingStore{upstream, rejected}, nil), Policy: overlay.WriteBack,
+		})
+		s := instance(t, o).Store
+		put(t, s, 0, 100)
+		time.Sleep(100 * time.Second) // it is sent after 63 s and 127 s
+		for i := range 20 {
+			put(t, s, byte(i+1), 100)
+		}
+		for range 9 {
+			must.Get(cas.MissingForPut(t.Context(), s, nil))(t)
+			time.Sleep(100 * time.Millisecond)
+		}
+		expect.Equal(t, upstream.Len(), 0, "blobs that were sent within 900 ms")
+		time.Sleep(10 * time.Second)
+		expect.Equal(t, upstream.Len(), 20, "blobs that were sent")
+		expect.Equal(t, o.Stats().Pending, 1, "pending")
+	})
+}
+
 // A waveStore is a bucket, which makes four calls at once, with the sizes of the batches that it got.
 type waveStore struct {
 	slowStore
