@@ -219,7 +219,8 @@ func (s *scanner) record(target string, text []byte, entries int, err error) {
 
 // How old a scan may be before it is checked: in the background, and before Fingerprint returns. A check compares
 // directories, and every rescanInterval everything, because a program that writes into a file changes no directory.
-// A failed scan is repeated after retryInterval while no fingerprint is known, and otherwise after rescanInterval.
+// A failed scan is repeated after retryInterval while no fingerprint is known. Otherwise the interval doubles with each
+// failure, up to the usual one: an upgrade may make one scan fail, and a scan that always fails must not load the disk.
 const (
 	backgroundAge  = 2 * time.Second
 	blockingAge    = 5 * time.Second
@@ -248,6 +249,7 @@ type Watch struct {
 	tried    time.Time     // when the last scan began, successful or not
 	took     time.Duration // duration of the last scan
 	failure  string        // error of the last scan, or ""
+	failures int           // scans that failed since the last successful one
 	checked  time.Time
 	checking chan struct{} // closed when the check in progress ends; nil without one
 	running  sync.WaitGroup
@@ -316,10 +318,12 @@ func (w *Watch) last() (fingerprint string, checking chan struct{}, age time.Dur
 // check scans the toolchain again if that is necessary.
 func (w *Watch) check() {
 	w.mu.Lock()
-	scan, tried, failure, interval := w.scan, w.tried, w.failure, max(rescanInterval, maxLoad*w.took)
+	scan, tried, failure, failures, interval := w.scan, w.tried, w.failure, w.failures, max(rescanInterval, maxLoad*w.took)
 	w.mu.Unlock()
 	if scan.Fingerprint == "" {
 		interval = retryInterval
+	} else if failures > 0 {
+		interval = min(interval, retryInterval<<min(failures-1, 10))
 	}
 	began := w.now()
 	// Do not repeat a failed scan at once: every check would read everything again, even on an idle machine.
@@ -335,8 +339,9 @@ func (w *Watch) check() {
 		w.tried, w.took, w.failure = began, took, ""
 		if err != nil {
 			w.failure = err.Error()
+			w.failures++
 		} else {
-			w.scan, w.scanned = next, began
+			w.scan, w.scanned, w.failures = next, began, 0
 		}
 		w.report(scan, failure)
 	}

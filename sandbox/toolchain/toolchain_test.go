@@ -135,8 +135,8 @@ func TestWatchNoticesChanges(t *testing.T) {
 	}
 }
 
-// TestFailedScansAreNotRepeatedAtOnce: after a failed scan, the next one follows after the usual interval, or earlier
-// while no fingerprint is known. An error is logged once.
+// TestFailedScansAreNotRepeatedAtOnce: after a failed scan, the next one follows soon. While scans keep failing, they
+// become less frequent, unless no fingerprint is known. An error is logged once.
 func TestFailedScansAreNotRepeatedAtOnce(t *testing.T) {
 	dir, inputs := host(t)
 	var text bytes.Buffer
@@ -168,15 +168,14 @@ func TestFailedScansAreNotRepeatedAtOnce(t *testing.T) {
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "usr/new"), 0o755)) // the next check scans everything
 	w.inputs = broken
 	expect.Equal(t, after(backgroundAge), first, "after a failed scan")
-	failed := w.tried
-	for range 3 {
-		expect.Equal(t, after(blockingAge), first, "after another check")
+	for n, seconds := range []time.Duration{5, 10, 20, 40, 60, 60} {
+		interval, failed := seconds*time.Second, w.tried
+		expect.Equal(t, after(interval-time.Nanosecond), first, "before scan %d is repeated", n)
+		expect.Equal(t, w.tried, failed, "time of scan %d", n)
+		expect.Equal(t, after(time.Nanosecond+backgroundAge), first, "after scan %d was repeated", n)
+		expect.That(t, w.tried.After(failed), "scan %d was not repeated after %v", n, interval)
+		warnings(w, 1)
 	}
-	expect.Equal(t, w.tried, failed, "time of the last scan")
-	warnings(w, 1)
-	after(rescanInterval)
-	expect.That(t, w.tried.After(failed), "the scan was not repeated within an interval")
-	warnings(w, 1)
 	fingerprint, scanned := w.Scanned()
 	expect.That(t, fingerprint == first && scanned.Equal(began), "got a scan that began at %v, want %v", scanned, began)
 	w.inputs = inputs
@@ -187,6 +186,12 @@ func TestFailedScansAreNotRepeatedAtOnce(t *testing.T) {
 		t.Errorf("after an interval: got a scan that began at %v, want a later one", scanned)
 	}
 	expect.That(t, strings.Contains(text.String(), "the toolchain of this host changed"), "log: got %s, want the change", &text)
+	must.Succeed(t, os.Mkdir(filepath.Join(dir, "usr/newer"), 0o755))
+	w.inputs = broken
+	expect.Equal(t, after(backgroundAge), second, "after another failed scan")
+	w.inputs = inputs
+	third := after(retryInterval)
+	expect.That(t, third != second && third != "", "after a single failure: got %q, want another fingerprint than %s", third, second)
 
 	text.Reset()
 	w, after = start(broken)
