@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,6 +27,8 @@ const (
 	maxUnconfirmed = 50_000
 	// confirmInterval is the interval of comparisons while there are such results.
 	confirmInterval = 5 * time.Second
+	// maxFailed limits the failed corrections of one comparison: each may take as long as the timeout of a store.
+	maxFailed = 10
 )
 
 // A Confirmer corrects results that were recorded with the fingerprint of a toolchain that had already changed.
@@ -40,10 +43,10 @@ type Confirmer struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	failed int // corrections that failed in the last comparison, so that only changes are logged; used by compare alone
+	failed int // results that the last comparison could not correct, to log only changes; used by compare alone
 
 	mu          sync.Mutex    // guards everything below
-	unconfirmed []unconfirmed // oldest first; only compare removes entries
+	unconfirmed []unconfirmed // only compare removes entries
 	comparing   bool
 }
 
@@ -140,14 +143,14 @@ func (c *Confirmer) run() {
 }
 
 // compare corrects results of another toolchain. It keeps those that no scan has covered yet, and those that it could
-// not correct.
+// not correct. Those that failed come last, so that they do not delay the others next time.
 func (c *Confirmer) compare() {
 	fingerprint, began := c.scanned()
 	c.mu.Lock()
 	all := c.unconfirmed
 	c.mu.Unlock()
-	var keep []unconfirmed
-	corrected, failed, first := 0, 0, error(nil)
+	var keep, failed []unconfirmed
+	corrected, postponed, first := 0, 0, error(nil)
 	for _, u := range all {
 		u.wrong = u.wrong || fingerprint != "" && fingerprint != u.toolchain
 		if !u.wrong {
@@ -156,13 +159,17 @@ func (c *Confirmer) compare() {
 			}
 			continue
 		}
+		if len(failed) == maxFailed {
+			keep = append(keep, u)
+			postponed++
+			continue
+		}
 		done, err := c.correct(u)
 		switch {
 		case c.ctx.Err() != nil:
 			return
 		case err != nil:
-			keep = append(keep, u)
-			failed++
+			failed = append(failed, u)
 			first = cmp.Or(first, fmt.Errorf("action %s in instance %+.80q: %w", u.action, u.instance, err))
 		case done:
 			corrected++
@@ -171,13 +178,14 @@ func (c *Confirmer) compare() {
 	if corrected > 0 {
 		c.log.Warn("marked cached results that were recorded before a change of the toolchain was noticed; they are now misses", "results", corrected)
 	}
-	if failed > 0 && failed != c.failed {
+	uncorrected := len(failed) + postponed
+	if uncorrected > 0 && uncorrected != c.failed {
 		c.log.Warn("cannot mark cached results that were recorded before a change of the toolchain was noticed; trying again",
-			"results", failed, "err", first)
+			"results", uncorrected, "err", first)
 	}
-	c.failed = failed
+	c.failed = uncorrected
 	c.mu.Lock()
-	c.unconfirmed = append(keep, c.unconfirmed[len(all):]...)
+	c.unconfirmed = slices.Concat(keep, failed, c.unconfirmed[len(all):])
 	c.mu.Unlock()
 }
 

@@ -120,6 +120,30 @@ func TestFailedCorrectionsAreRepeated(t *testing.T) {
 	})
 }
 
+// TestFailedCorrectionsAreLimited: a comparison ends its corrections after ten failures. The next one begins with the
+// other results, so that those which always fail do not block them.
+func TestFailedCorrectionsAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var toolchain string
+		c, actions, _ := failing(t, &toolchain)
+		defer c.Close()
+		recorded := actions.Calls(faulty.Record)
+		actions.Fail(errors.New("the store is down"), faulty.Record)
+		var want []cas.Digest
+		for i := range 20 {
+			want = append(want, cas.SHA256.Sum([]byte(fmt.Sprint((i+10)%20))))
+		}
+		time.Sleep(confirmInterval)
+		synctest.Wait()
+		expect.Equal(t, actions.Calls(faulty.Record), recorded+10, "calls of Record")
+		var got []cas.Digest
+		for _, u := range c.unconfirmed {
+			got = append(got, u.action)
+		}
+		expect.Slices(t, got, want, "results that await a correction")
+	})
+}
+
 // TestCloseEndsCorrections: Close waits only for the correction in progress, and logs no failure.
 func TestCloseEndsCorrections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
