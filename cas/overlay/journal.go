@@ -308,7 +308,6 @@ func (p *pending) take(ctx context.Context, rest func(), size func() int) (entri
 	waited := len(p.batches)+len(p.queue) == 0
 	for {
 		if waited && len(p.batches)+len(p.queue) > 0 {
-			waited = false
 			p.mu.Unlock()
 			rest()
 			p.mu.Lock()

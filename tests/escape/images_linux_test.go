@@ -162,7 +162,8 @@ func TestOutputsLeadNowhere(t *testing.T) {
 		attack, outputs, want []string // want lists the collected outputs, unless they depend on timing
 	}{
 		{
-			links, []string{"link0", "link1", "link1/secret", "link2", "link3", "link4", "fifo", "socket"},
+			links,
+			[]string{"link0", "link1", "link1/secret", "link2", "link3", "link4", "fifo", "socket"},
 			[]string{"link0", "link1", "link2", "link3", "link4"},
 		},
 		{links, []string{""}, []string{""}},
