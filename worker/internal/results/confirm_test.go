@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,13 +23,36 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
+// A host is what scans of a toolchain find.
+type host struct {
+	mu        sync.Mutex
+	toolchain string
+	scanned   time.Time // zero for now
+}
+
+func (h *host) set(toolchain string, scanned time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.toolchain, h.scanned = toolchain, scanned
+}
+
+// scan returns the fingerprint, and when the last scan began.
+func (h *host) scan() (string, time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.scanned.IsZero() {
+		return h.toolchain, time.Now()
+	}
+	return h.toolchain, h.scanned
+}
+
 // TestResultsBeforeANoticedChange: results that were recorded since the last scan of all files are not served once a
 // scan finds another toolchain. Older results, and those that another program has replaced, stay.
 func TestResultsBeforeANoticedChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := castest.Instances()
-		toolchain, scanned := "old", time.Now()
-		c := NewConfirmer(all, func() (string, time.Time) { return toolchain, scanned }, nil)
+		h := &host{toolchain: "old", scanned: time.Now()}
+		c := NewConfirmer(all, h.scan, nil)
 		defer c.Close()
 		actions := must.Get(c.Watch(all)(""))(t).Actions
 		record := func(text, toolchain string) cas.Digest {
@@ -51,14 +75,15 @@ func TestResultsBeforeANoticedChange(t *testing.T) {
 		confirmed := record("confirmed", "old")
 		wait()
 		time.Sleep(time.Second)
-		scanned = time.Now()
+		scanned := time.Now()
+		h.set("old", scanned)
 		wait()
 		expect.Equal(t, len(c.unconfirmed), 0, "results that await a scan")
 		stale, replaced, other := record("stale", "old"), record("replaced", "old"), record("other", "")
 		wait()
 		want(stale, "old")
 		record("replaced", "new")
-		toolchain = "new"
+		h.set("new", scanned)
 		wait()
 		want(confirmed, "old")
 		want(stale, ChangedToolchain)
@@ -72,24 +97,25 @@ func TestResultsBeforeANoticedChange(t *testing.T) {
 }
 
 // failing returns a Confirmer with 20 results of a toolchain that has changed since, and their action cache, which
-// tests make fail. toolchain is the fingerprint that scans return.
-func failing(t *testing.T, toolchain *string) (c *Confirmer, actions *faulty.Store, log *syncbuf.Buffer) {
+// tests make fail.
+func failing(t *testing.T, h *host) (c *Confirmer, actions *faulty.Store, log *syncbuf.Buffer) {
 	t.Helper()
 	memory := castest.NewMemory()
 	actions, log = faulty.New(memory, memory), new(syncbuf.Buffer)
 	all := func(name string) (*cas.Instance, error) {
 		return &cas.Instance{Name: name, Store: memory, Actions: actions}, nil
 	}
-	*toolchain = "old"
-	c = NewConfirmer(all, func() (string, time.Time) { return *toolchain, time.Now() }, slog.New(slog.NewTextHandler(log, nil)))
+	const toolchain = "old"
+	h.set(toolchain, time.Time{})
+	c = NewConfirmer(all, h.scan, slog.New(slog.NewTextHandler(log, nil)))
 	watched := must.Get(c.Watch(all)(""))(t).Actions
 	for i := range 20 {
-		e := must.Get(anypb.New(&cloisterpb.Execution{Toolchain: *toolchain}))(t)
+		e := must.Get(anypb.New(&cloisterpb.Execution{Toolchain: toolchain}))(t)
 		must.Succeed(t, watched.Record(t.Context(), cas.SHA256.Sum([]byte(fmt.Sprint(i))), &repb.ActionResult{
 			ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{e}},
 		}))
 	}
-	*toolchain = "new"
+	h.set("new", time.Time{})
 	return c, actions, log
 }
 
@@ -97,8 +123,8 @@ func failing(t *testing.T, toolchain *string) (c *Confirmer, actions *faulty.Sto
 // if the host has its previous toolchain again.
 func TestFailedCorrectionsAreRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var toolchain string
-		c, actions, log := failing(t, &toolchain)
+		var h host
+		c, actions, log := failing(t, &h)
 		defer c.Close()
 		actions.Fail(errors.New("the store is down"), faulty.Record)
 		time.Sleep(3*confirmInterval + time.Second)
@@ -107,7 +133,7 @@ func TestFailedCorrectionsAreRepeated(t *testing.T) {
 		expect.Equal(t, strings.Count(text, "level=WARN"), 1, "warnings")
 		expect.Texts(t, text, []string{"results=20", "the store is down"})
 		expect.That(t, !strings.Contains(text, "marked"), "got %s, want no marked results", text)
-		toolchain = "old"
+		h.set("old", time.Time{})
 		actions.Heal()
 		time.Sleep(confirmInterval)
 		synctest.Wait()
@@ -124,8 +150,7 @@ func TestFailedCorrectionsAreRepeated(t *testing.T) {
 // other results, so that those which always fail do not block them.
 func TestFailedCorrectionsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var toolchain string
-		c, actions, _ := failing(t, &toolchain)
+		c, actions, _ := failing(t, new(host))
 		defer c.Close()
 		recorded := actions.Calls(faulty.Record)
 		actions.Fail(errors.New("the store is down"), faulty.Record)
@@ -147,8 +172,7 @@ func TestFailedCorrectionsAreLimited(t *testing.T) {
 // TestCloseEndsCorrections: Close waits only for the correction in progress, and logs no failure.
 func TestCloseEndsCorrections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var toolchain string
-		c, actions, log := failing(t, &toolchain)
+		c, actions, log := failing(t, new(host))
 		recorded := actions.Calls(faulty.Record)
 		gate := actions.Hold(faulty.Record)
 		gate.Arrived()
