@@ -315,13 +315,20 @@ func TestArchivedBlobIsPutAgain(t *testing.T) {
 		if !errors.Is(err, cas.ErrCorrupt) || !strings.Contains(err.Error(), "archived") {
 			t.Errorf("got %v, want ErrCorrupt that says why", err)
 		}
-		missing, err := store.Missing(t.Context(), []cas.Digest{d})
-		expect.That(t, err == nil && len(missing) == 1, "got missing %v, %v, want the blob", missing, err)
-		s.spoil(faults{})
-		put(t, store, []byte("archived"))
-		missing, err = store.Missing(t.Context(), []cas.Digest{d})
-		expect.That(t, err == nil && len(missing) == 0, "put again: got missing %v, %v, want none", missing, err)
+		wantPutAgain(t, s, store, []byte("archived"))
 	})
+}
+
+// wantPutAgain checks that a blob is missing until it is put again, when s has no faults any more.
+func wantPutAgain(t *testing.T, s *server, store cas.Store, data []byte) {
+	t.Helper()
+	d := cas.SHA256.Sum(data)
+	missing, err := store.Missing(t.Context(), []cas.Digest{d})
+	expect.That(t, err == nil && len(missing) == 1, "got missing %v, %v, want the blob", missing, err)
+	s.spoil(faults{})
+	put(t, store, data)
+	missing, err = store.Missing(t.Context(), []cas.Digest{d})
+	expect.That(t, err == nil && len(missing) == 0, "put again: got missing %v, %v, want none", missing, err)
 }
 
 // TestRefusedObjectIsPutAgain: a bucket finds an object but refuses reads of this object only, as Amazon S3 does after
@@ -343,12 +350,7 @@ func TestRefusedObjectIsPutAgain(t *testing.T) {
 			expect.Message(t, err, "kms:Decrypt")
 		}
 		expect.Error(t, store.Err(), nil, "the bucket")
-		missing, err := store.Missing(t.Context(), []cas.Digest{d})
-		expect.That(t, err == nil && len(missing) == 1, "got missing %v, %v, want the blob", missing, err)
-		s.spoil(faults{})
-		put(t, store, []byte("refused"))
-		missing, err = store.Missing(t.Context(), []cas.Digest{d})
-		expect.That(t, err == nil && len(missing) == 0, "put again: got missing %v, %v, want none", missing, err)
+		wantPutAgain(t, s, store, []byte("refused"))
 	})
 }
 

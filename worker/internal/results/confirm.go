@@ -74,7 +74,7 @@ func NewConfirmer(all cas.Instances, scanned func() (string, time.Time), log *sl
 // Close stops the comparisons.
 func (c *Confirmer) Close() {
 	c.mu.Lock()
-	c.stop() // begin starts nothing afterwards
+	c.stop() // add starts nothing afterwards
 	c.mu.Unlock()
 	c.running.Wait()
 }
@@ -133,8 +133,8 @@ func (c *Confirmer) run() {
 			return
 		}
 		c.mu.Lock()
-		c.comparing = len(c.unconfirmed) > 0
-		more := c.comparing
+		more := len(c.unconfirmed) > 0
+		c.comparing = more
 		c.mu.Unlock()
 		if !more {
 			return
