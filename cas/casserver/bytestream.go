@@ -35,7 +35,7 @@ type byteStream struct {
 	uploads  *uploads
 	memory   *memoryPool
 	deciding *semaphore.Weighted // memory of decidingStores
-	forks    *semaphore.Weighted // of decidingStores
+	forked   *semaphore.Weighted // of decidingStores
 }
 
 // Read sends a blob, or the part of it that the offset and limit select. The offset counts uncompressed bytes even if

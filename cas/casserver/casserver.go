@@ -98,7 +98,7 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 	})
 	s.RegisterService(&byteStreamDesc, &byteStream{
 		Config: c, uploads: u, memory: memory,
-		deciding: semaphore.NewWeighted(maxDecidingMemory), forks: semaphore.NewWeighted(maxForks),
+		deciding: semaphore.NewWeighted(maxDecidingMemory), forked: semaphore.NewWeighted(maxForked),
 	})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 	return u.close, nil

@@ -95,18 +95,19 @@ const (
 	maxDeciding = 16 << 20
 	// maxDecidingMemory limits all of these blobs together.
 	maxDecidingMemory = 4 * maxDeciding
-	// maxForks limits the concurrent uploads that are written under every candidate function.
-	maxForks = 8
+	// maxForked limits the bytes of concurrent uploads that are written under every candidate function, each of which
+	// takes room in the store.
+	maxForked = 16 * maxDeciding
 )
 
 // A decidingStore is a store whose Put stores a blob under the function that its content matches, and reports it. A
 // larger blob, or any blob while memory is short, is written once per candidate function, and only the write that
-// matches succeeds. If forks is nil or exhausted, it is written only under the assumed function; if its content has
+// matches succeeds. If forked is nil or exhausted, it is written only under the assumed function; if its content has
 // another one, the client must send it again.
 type decidingStore struct {
 	cas.Store
 	memory *semaphore.Weighted
-	forks  *semaphore.Weighted // nil if the functions of the instance's clients are known
+	forked *semaphore.Weighted // nil if the functions of the instance's clients are known
 	others []cas.Digest
 	report func(cas.Function) error
 }
@@ -114,10 +115,10 @@ type decidingStore struct {
 // Put implements cas.Store.
 func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if d.Size() > maxDeciding || !s.memory.TryAcquire(d.Size()) {
-		if s.forks == nil || !s.forks.TryAcquire(1) {
+		if s.forked == nil || !s.forked.TryAcquire(d.Size()) {
 			return s.putUnread(ctx, d, r)
 		}
-		defer s.forks.Release(1)
+		defer s.forked.Release(d.Size())
 		return s.putAsEach(ctx, d, r)
 	}
 	defer s.memory.Release(d.Size())

@@ -169,7 +169,7 @@ func TestUndecidedUploadsAreBounded(t *testing.T) {
 	begin(4)
 	expect.Equal(t, upload(), codes.OK, "a blob of another function than the assumed one, without memory for it")
 	l.learned = nil
-	begin(8) // these are written once for each function
+	begin(16) // these are written once for each function
 	expect.Equal(t, upload(), codes.Unavailable, "one more")
 	l.learned = nil
 	for name, s := range silent {

@@ -86,7 +86,7 @@ func (s *byteStream) write(u *upload) (int64, error) {
 			return s.Unstated(ctx, in.Name, f)
 		}}
 		if s.undecided(in, r.function, d) { // afterwards, every large blob of a second function would be written twice
-			deciding.forks = s.forks
+			deciding.forked = s.forked
 		}
 		store = deciding
 	}
