@@ -215,7 +215,8 @@ const waitC = `#include <errno.h>
 #include <unistd.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-static struct timespec now(clockid_t c) { struct timespec t; clock_gettime(c, &t); return t; }
+// A signal can interrupt a call that the monitor has not received yet.
+static struct timespec now(clockid_t c) { struct timespec t; while (clock_gettime(c, &t) && errno == EINTR); return t; }
 static struct timespec in(long ms) {
 	struct timespec t = now(CLOCK_REALTIME);
 	t.tv_nsec += ms % 1000 * 1000000; t.tv_sec += ms / 1000 + t.tv_nsec / 1000000000; t.tv_nsec %= 1000000000;
