@@ -49,8 +49,8 @@ func (l *Log) segments() ([]segment, error) {
 }
 
 // expire makes room for a full newest segment. It deletes segments that are too old, reduces the oldest ones to their
-// failures, and deletes the oldest failures if these take more than half of the limit. It logs errors, and retries at
-// the next rotation.
+// failures, and deletes the oldest failures if these take more than half of the limit. It logs errors, and at the next
+// rotation it retries to delete.
 func (l *Log) expire() {
 	if err := l.shrink(); err != nil {
 		l.cfg.Log.Warn("the oldest entries of the history cannot be reduced or deleted: it may exceed its limit",
@@ -95,8 +95,14 @@ func (l *Log) shrink() error {
 		}
 		before := g.reduced
 		if !before {
-			if e := l.reduce(g, all[:i]); e != nil {
-				err, g.size = e, 0 // its failures are lost
+			switch e := l.reduce(g, all[:i]); {
+			case e == nil:
+			case g.reduced: // but not deleted
+				err, g.size = e, 0
+			default:
+				l.cfg.Log.Warn("the oldest entries of the history cannot be reduced: the failures among them are lost",
+					"file", g.path, "err", e)
+				g.size = 0
 			}
 		}
 		if before || g.size == 0 {
@@ -112,7 +118,8 @@ func (l *Log) shrink() error {
 
 // reduce replaces g, which is complete, by a segment with its failures, and with the newest success of each action that
 // failed before, in g or in earlier segments: without it, that failure would be the action's latest run. Both segments
-// exist for a moment, so that no search misses a failure. If nothing is kept, reduce only sets the size of g to 0.
+// exist for a moment, so that no search misses a failure. If nothing is kept, reduce only sets the size of g to 0. After
+// an error, g.reduced reports whether its failures are kept.
 func (l *Log) reduce(g *segment, earlier []segment) error {
 	type key struct{ instance, action string }
 	failed := map[key]bool{}
@@ -124,7 +131,7 @@ func (l *Log) reduce(g *segment, earlier []segment) error {
 			}
 			return nil
 		})
-		if err != nil {
+		if err != nil && h.path == g.path { // a search reports an earlier one
 			return err
 		}
 	}
@@ -163,13 +170,14 @@ func (l *Log) reduce(g *segment, earlier []segment) error {
 	if err != nil {
 		return err
 	}
+	g.reduced = true
 	if err := os.Chtimes(path, g.written, g.written); err != nil {
 		return err
 	}
 	if err := os.Remove(g.path); err != nil {
 		return err
 	}
-	g.path, g.reduced = path, true
+	g.path = path
 	return nil
 }
 

@@ -4,7 +4,9 @@ package history
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -233,6 +235,31 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 		t.Errorf("%d bytes, %d failures, %d entries; want at most %d bytes, and a part for each kind",
 			size, len(failed), len(found(t, l, Filter{})), most)
 	}
+}
+
+// TestUnreadableSegmentLosesNoOtherFailures when later segments are reduced.
+func TestUnreadableSegmentLosesNoOtherFailures(t *testing.T) {
+	var log bytes.Buffer
+	l := open(t, Config{Dir: t.TempDir(), MaxBytes: 64 << 10, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	reduced := func(n int) []uint64 { // adds a failure, and others until n segments are reduced
+		l.Add(Entry{Action: digest(n), How: Executed, Exit: 1})
+		for i := range 3000 {
+			l.Add(Entry{Action: digest(100 + i), How: Executed})
+			if i%50 == 0 {
+				must.Succeed(t, l.flush(t.Context()))
+				if firsts := must.Get(l.reduced.List())(t); len(firsts) >= n {
+					return firsts
+				}
+			}
+		}
+		t.Fatalf("no %d segments are reduced: %s", n, log.String())
+		return nil
+	}
+	unreadable := l.reduced.Path(reduced(1)[0])
+	must.Succeed(t, errors.Join(os.Remove(unreadable), os.Mkdir(unreadable, 0o700)))
+	text := must.Get(os.ReadFile(l.reduced.Path(reduced(2)[1])))(t)
+	expect.That(t, strings.Contains(string(text), digest(2)), "the reduced segment has %q, want the failure", text)
+	expect.Equal(t, log.String(), "")
 }
 
 // The history of an action ends with the same answer after it was reduced: a failure that was repaired since is not the
