@@ -4,6 +4,8 @@ package overlay_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -63,6 +65,41 @@ func TestResultsAreQueuedAgain(t *testing.T) {
 					time.Sleep(time.Minute)
 				}
 				must.Get(p.upstream.Lookup(t.Context(), action))(t)
+			})
+		})
+	}
+}
+
+// TestCloseReportsResults that are not in the journal, and queues them if it has room again.
+func TestCloseReportsResults(t *testing.T) {
+	for _, full := range []bool{true, false} {
+		t.Run(fmt.Sprint("full=", full), func(t *testing.T) {
+			ignoreFileLimit(t)
+			synctest.Test(t, func(t *testing.T) {
+				p := newPair(t, overlay.WriteBack)
+				disconnect(p.faultyUpstream)
+				put(t, p.store, 1, 100)
+				heal := fillJournal(t, p)
+				for _, action := range []string{"a", "b"} {
+					err := p.actions.Record(t.Context(), cas.SHA256.Sum([]byte(action)), &repb.ActionResult{})
+					wantError(t, "full journal", err, cas.ErrUnwritable)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				closed := make(chan error)
+				go func() { closed <- p.Close(ctx) }()
+				synctest.Wait() // it waits for the upstream
+				if !full {
+					heal()
+				}
+				cancel()
+				err := <-closed
+				if full {
+					expect.Message(t, err, "2 results were not queued and will not be sent", "Close")
+					expect.Message(t, err, "1 blobs and results are not sent", "Close")
+				} else {
+					expect.Message(t, err, "3 blobs and results are not sent", "Close")
+					expect.That(t, !errors.Is(err, cas.ErrUnwritable), "Close: got %v", err)
+				}
 			})
 		})
 	}

@@ -274,8 +274,8 @@ func (o *Overlay) warn(message string, args ...any) {
 }
 
 // Close waits until all writes are sent or ctx ends, then stops background work. It fails if writes are pending, which
-// the next Overlay with this journal sends. There must be no concurrent writes; running fetches fail. Close leaves the
-// local and the upstream stores open.
+// the next Overlay with this journal sends, or if results are not in the journal, which nothing sends. There must be no
+// concurrent writes; running fetches fail. Close leaves the local and the upstream stores open.
 func (o *Overlay) Close(ctx context.Context) error {
 	if o.pending != nil {
 		_ = o.queueResults() // the journal may still be full
@@ -290,6 +290,12 @@ func (o *Overlay) Close(ctx context.Context) error {
 	err := o.unsent.close()
 	if o.pending == nil {
 		return err
+	}
+	if failed := o.queueResults(); failed != nil {
+		o.suspect.mu.Lock()
+		n := len(o.suspect.results)
+		o.suspect.mu.Unlock()
+		err = errors.Join(fmt.Errorf("%d results were not queued and will not be sent: %w", n, failed), err)
 	}
 	err = errors.Join(err, o.pending.log.Close())
 	if n := o.pending.len(); n > 0 {
