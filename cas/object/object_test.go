@@ -602,6 +602,27 @@ func TestContextEndsEveryCall(t *testing.T) {
 	})
 }
 
+// TestFailedAbortIsReported checks that the error of an upload in parts mentions parts that are left, and keeps its kind.
+func TestFailedAbortIsReported(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		b, d := castest.Blob(1, 17<<20)
+		b[len(b)-1]++
+		for code, want := range map[string]bool{"": false, "NoSuchUpload": false, "AccessDenied": true} {
+			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, _ int) bool {
+				if kind == "abort" && code != "" {
+					refuse(w, 403, code, "")
+				}
+				return kind == "abort" && code != ""
+			}})
+			err := store.Put(t.Context(), d, bytes.NewReader(b))
+			expect.Error(t, err, cas.ErrMismatch)
+			expect.That(t, !errors.Is(err, cas.ErrDenied), "got %v, want no ErrDenied", err)
+			expect.Equal(t, strings.Contains(err.Error(), "parts stay in the bucket"), want, "abort: %q: %v", code, err)
+		}
+	})
+}
+
 // TestBrokenDownloadsAreResumed checks that downloads resume at their offset, with limited attempts.
 func TestBrokenDownloadsAreResumed(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {

@@ -126,9 +126,15 @@ func (s *Store) putParts(ctx context.Context, what, key string, src *source) err
 	// Parts cost money until the upload is aborted. If this call fails, the lifecycle rule aborts it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
 	defer cancel()
-	_ = s.do(ctx, "abort", what, func(ctx context.Context) error {
-		return s.core.AbortMultipartUpload(ctx, s.bucket, key, u.id)
+	var gone bool // the bucket knows no such upload
+	abortErr := s.do(ctx, "abort", what, func(ctx context.Context) error {
+		err := s.core.AbortMultipartUpload(ctx, s.bucket, key, u.id)
+		gone = minio.ToErrorResponse(err).Code == minio.NoSuchUpload
+		return err
 	})
+	if abortErr != nil && !gone { // the kind of the error stays
+		err = fmt.Errorf("%w; its parts stay in the bucket until a lifecycle rule removes them: abort: %v", err, abortErr)
+	}
 	return err
 }
 
