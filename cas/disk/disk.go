@@ -135,6 +135,7 @@ type Cache struct {
 	refusal          refusal
 	unflushed        chan struct{} // receives a value when a flush has failed
 	flushing         sync.Mutex    // held by makeDurable
+	unmarked         bool          // guarded by flushing; recovered from a failed flush, but DIR/boot lacks that
 	recovering       atomic.Bool   // set while flushing is held: makeDurable retries
 
 	lease, grain int64 // seconds; see lease.go

@@ -87,19 +87,33 @@ func (c *Cache) makeDurable() {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			c.noted(err) // this mark was not written; the next one will be
 		}
+		if c.unmarked {
+			c.finishRecovery()
+		}
 		return
 	}
 	failures := c.segments.Failures()
 	if err = c.rewriteLost(); err == nil {
 		err = c.markDurable()
 	}
-	if err == nil && c.segments.Trust(failures) {
-		err = c.markIntact()
-		c.config.Log.Info("the store has recovered from a failed flush: everything readable is on the disk again", "dir", c.dir)
-	}
-	if err != nil {
+	if err == nil {
+		if c.unmarked = c.segments.Trust(failures); c.unmarked {
+			c.finishRecovery()
+		}
+	} else {
 		c.config.Log.Warn("the store cannot recover from a failed flush yet; retrying", "dir", c.dir, "err", err)
 	}
+}
+
+// finishRecovery records that the store has recovered from a failed flush. If that fails, the next makeDurable retries.
+// The caller holds flushing.
+func (c *Cache) finishRecovery() {
+	if err := c.markIntact(); err != nil {
+		c.config.Log.Warn("cannot record that the store has recovered from a failed flush; retrying", "dir", c.dir, "err", err)
+		return
+	}
+	c.unmarked = false
+	c.config.Log.Info("the store has recovered from a failed flush: everything readable is on the disk again", "dir", c.dir)
 }
 
 // rewriteLost rewrites what a failed flush may have lost. It may briefly exceed the budget by what was written since

@@ -128,6 +128,32 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
+// TestRecoveryIsRecordedLater: if DIR/boot cannot be written at the end of a recovery, this is retried.
+func TestRecoveryIsRecordedLater(t *testing.T) {
+	var log syncbuf.Buffer
+	config := disk.Config{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}
+	c, s := openStore(t, config)
+	put(t, s, 0)
+	boot := filepath.Join(config.Dir, "boot")
+	intact := must.Get(os.ReadFile(boot))(t)
+	failed := false
+	disk.SetFlush(t, func() error {
+		if !failed {
+			failed = true
+			return os.NewSyscallError("syncfs", syscall.EIO)
+		}
+		return errors.Join(os.RemoveAll(boot), os.MkdirAll(filepath.Join(boot, "stuck"), 0o700))
+	})
+	c.Maintain()
+	must.Succeed(t, c.CheckWritable())
+	expect.That(t, !strings.Contains(log.String(), "has recovered from a failed flush:"), "got the log %s", log.String())
+	expect.Text(t, log.String(), "cannot record that the store has recovered")
+	must.Succeed(t, os.RemoveAll(boot))
+	c.Maintain()
+	expect.Text(t, log.String(), "has recovered from a failed flush:")
+	expect.Equal(t, string(must.Get(os.ReadFile(boot))(t)), string(intact))
+}
+
 // TestPutDuringFailedFlush: such a put is not acknowledged, since its content may have been dropped before its record
 // was written.
 func TestPutDuringFailedFlush(t *testing.T) {
