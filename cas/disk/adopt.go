@@ -105,6 +105,8 @@ func (c *Cache) adopt(ctx context.Context, k index.Key) bool {
 	case present || vanished(statErr): // put, and maybe evicted again, meanwhile
 		c.dropOrphan(k)
 		return false
+	case fault.Ours(statErr):
+		return false
 	case err != nil || statErr != nil:
 		c.dropOrphan(k)
 		c.discard(path)
@@ -126,9 +128,10 @@ func (c *Cache) dropOrphan(k index.Key) {
 	c.budget.count(-charge(k.Size), -1)
 }
 
-// orphan counts the file at path, which has no entry, for adoption. It removes a file of the wrong size at once.
+// orphan counts the file at path, which has no entry, for adoption. It removes a file of the wrong size at once. If this
+// process could not inspect the file, fi is nil.
 func (r *recovery) orphan(path string, k index.Key, fi os.FileInfo) {
-	if fi.Size() != k.Size {
+	if fi != nil && fi.Size() != k.Size {
 		r.cache.discard(path)
 		return
 	}

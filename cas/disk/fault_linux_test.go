@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
@@ -244,6 +246,41 @@ func TestFaultChild(t *testing.T) {
 			uncover()
 		})
 	}
+}
+
+// unstatedVar holds the directory of the store that TestUnstatedChild opens.
+const unstatedVar = "CLOISTER_DISK_TEST_UNSTATED"
+
+// TestFileStaysIfOpenLacksMemory: Open does not remove a file without a record because this process lacks the memory to
+// inspect it, and the next Open adopts it.
+func TestFileStaysIfOpenLacksMemory(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	c, s := openStore(t, config)
+	big := putSize(t, s, 9, large)
+	closeStore(t, c)
+	must.Succeed(t, os.RemoveAll(filepath.Join(config.Dir, "segments"))) // with its record
+	path := filePath(config.Dir, big)
+	strace := []string{"-f", "-qq", "-o", os.DevNull, "-e", "trace=newfstatat", "-e", "inject=newfstatat:error=ENOMEM", "-P", path}
+	if out, err := exec.Command("strace", append(strace, "true")...).CombinedOutput(); err != nil {
+		sandboxtest.Unavailable(t, "strace", fmt.Sprintf("%v: %s", err, out))
+	}
+	self := must.Get(os.Executable())(t)
+	cmd := exec.CommandContext(t.Context(), "strace", append(strace, self, "-test.run=^TestUnstatedChild$")...)
+	cmd.Env = append(os.Environ(), unstatedVar+"="+config.Dir)
+	out, err := cmd.CombinedOutput()
+	must.Be(t, err == nil, "%v\n%s", err, out)
+	_, s = openStore(t, config)
+	read(t, s, 9, large)
+}
+
+func TestUnstatedChild(t *testing.T) {
+	dir := os.Getenv(unstatedVar)
+	if dir == "" {
+		t.Skip("child of another test")
+	}
+	c, s := openStore(t, disk.Config{Dir: dir})
+	expect.That(t, !has(t, s, digestOfBlob(9, large)), "the file was inspected")
+	closeStore(t, c)
 }
 
 // TestVerifySkipsUnknownErrors: if reading a blob fails for an unknown reason, Verify continues with the next blob and

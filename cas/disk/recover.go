@@ -243,7 +243,7 @@ func (r *recovery) matchFiles() error {
 			found[k] = true
 			return nil
 		}
-		if fi, err := entry.Info(); err != nil || known {
+		if fi, err := entry.Info(); known || err != nil && !fault.Ours(err) {
 			c.discard(path)
 		} else {
 			r.orphan(path, k, fi)
