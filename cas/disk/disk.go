@@ -133,6 +133,7 @@ type Cache struct {
 	quarantinedBytes atomic.Int64 // their charges
 	orphans          orphans
 	refusal          refusal
+	failing          atomic.Bool   // the last maintenance failed
 	unflushed        chan struct{} // receives a value when a flush has failed
 	flushing         sync.Mutex    // held by makeDurable
 	unmarked         bool          // guarded by flushing; recovered from a failed flush, but DIR/boot lacks that

@@ -76,21 +76,22 @@ func (c *Cache) markDurable() error {
 	return c.segments.MarkDurable(seconds(wall()), func() error { return flush(c.lock) })
 }
 
-// makeDurable makes the segments durable and rewrites what a failed flush may have lost.
-func (c *Cache) makeDurable() {
+// makeDurable makes the segments durable and rewrites what a failed flush may have lost. It logs failed flushes, and
+// returns other errors.
+func (c *Cache) makeDurable() error {
 	c.flushing.Lock()
 	defer c.flushing.Unlock()
 	c.recovering.Store(true)
 	defer c.recovering.Store(false)
 	err := c.markDurable()
 	if c.segments.Failure() == nil {
-		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-			c.noted(err) // this mark was not written; the next one will be
-		}
 		if c.unmarked {
 			c.finishRecovery()
 		}
-		return
+		if errors.Is(err, errors.ErrUnsupported) {
+			return nil
+		}
+		return err // of a mark, which is retried
 	}
 	failures := c.segments.Failures()
 	if err = c.rewriteLost(); err == nil {
@@ -103,6 +104,7 @@ func (c *Cache) makeDurable() {
 	} else {
 		c.config.Log.Warn("the store cannot recover from a failed flush yet; retrying", "dir", c.dir, "err", err)
 	}
+	return nil
 }
 
 // finishRecovery records that the store has recovered from a failed flush. If that fails, the next makeDurable retries.

@@ -3,6 +3,7 @@
 package disk
 
 import (
+	"errors"
 	"time"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
@@ -22,7 +23,7 @@ func (c *Cache) maintain() {
 		case <-c.stop:
 			return
 		case <-c.unflushed:
-			c.makeDurable()
+			_ = c.makeDurable() // maintainOnce will report it
 			continue
 		case <-tick.C:
 		}
@@ -37,18 +38,34 @@ func (c *Cache) maintain() {
 // maintainOnce makes the segments durable and compacts logs. It logs errors, and runs again soon.
 func (c *Cache) maintainOnce() {
 	c.noteSuspension()
-	c.makeDurable()
-	if c.room.TryLock() { // otherwise eviction may be reading a log
-		c.compact()
+	err := c.makeDurable()
+	idle := c.room.TryLock()
+	if idle { // otherwise eviction may be reading a log
+		err = errors.Join(err, c.compact())
 		c.room.Unlock()
 	}
-	if err := c.saveCheckpoint(omitNone); err != nil {
-		c.noted(err) // this may be the first write in a long time
+	if err = errors.Join(err, c.saveCheckpoint(omitNone)); err != nil || idle {
+		c.noteMaintenance(err)
 	}
 }
 
-// compact compacts the logs that need it. The caller holds room.
-func (c *Cache) compact() {
+// noteMaintenance logs that maintenance begins to fail, or succeeds again. If all writes fail, noteFailure logs that.
+func (c *Cache) noteMaintenance(err error) {
+	failing := err != nil
+	if failing && c.noteFailure(err) != nil || c.failing.Swap(failing) == failing {
+		return
+	}
+	if failing {
+		c.config.Log.Warn("the maintenance of the store fails: its logs may grow, and a restart may take longer",
+			"dir", c.dir, "err", err)
+	} else {
+		c.config.Log.Info("the maintenance of the store succeeds again", "dir", c.dir)
+	}
+}
+
+// compact compacts the logs that need it, and returns the errors. A log that it cannot compact stays long. The caller
+// holds room.
+func (c *Cache) compact() error {
 	long := map[*segment.Segment]bool{}
 	for _, g := range c.segments.Segments() {
 		if g.NeedsCompaction() {
@@ -56,17 +73,20 @@ func (c *Cache) compact() {
 		}
 	}
 	// A log that is shorter than in the checkpoint is damaged.
-	if len(long) == 0 || c.saveCheckpoint(func(g *segment.Segment) bool { return long[g] }) != nil {
-		return
+	if len(long) == 0 {
+		return nil
 	}
+	if err := c.saveCheckpoint(func(g *segment.Segment) bool { return long[g] }); err != nil {
+		return err
+	}
+	var errs []error
 	for g := range long {
 		c.seal(g)
 		err := c.rewindVerify(g.N)
 		if err == nil {
 			err = g.Compact(c.now(), c.isLive, c.recordMoved)
 		}
-		if err != nil {
-			c.noted(err) // the log stays long
-		}
+		errs = append(errs, err)
 	}
+	return errors.Join(errs...)
 }

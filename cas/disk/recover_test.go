@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -26,6 +28,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 )
 
 func openStore(t *testing.T, config Config) (*Cache, *Store) {
@@ -222,6 +225,33 @@ func TestLostPutStaysLost(t *testing.T) {
 		t.Errorf("Missing: got %v, %v, want %v", missing, err, d)
 	}
 	expect.Error(t, c.Check(t.Context()), nil)
+}
+
+// TestFailingMaintenanceIsLogged when it begins to fail and when it succeeds again.
+func TestFailingMaintenanceIsLogged(t *testing.T) {
+	for _, file := range []string{"checkpoint", "segments/00000001.log"} {
+		var log syncbuf.Buffer
+		c, s := openStore(t, Config{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+		must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, []byte("x")))(t)
+		x, _ := s.find(blob, cas.SHA256.Sum([]byte("x")))
+		for range 100 { // so that the log is compacted
+			e, _ := c.index.Get(x)
+			c.touch([]index.Key{x}, e.Stamp+1)
+		}
+		stuck := filepath.Join(c.dir, file+".new")
+		must.Succeed(t, os.Mkdir(stuck, 0o700))
+		for range 3 {
+			c.maintainOnce()
+		}
+		must.Succeed(t, os.Remove(stuck))
+		for range 2 {
+			c.maintainOnce()
+		}
+		text := log.String()
+		expect.Equal(t, strings.Count(text, "maintenance of the store fails"), 1, "%s: warnings in %s", file, text)
+		expect.Equal(t, strings.Count(text, "maintenance of the store succeeds again"), 1, "%s: ends in %s", file, text)
+		expect.Text(t, text, stuck)
+	}
 }
 
 // TestCompactionDuringPutLosesNothing compacts a log when a put is recorded but not yet in the index.
