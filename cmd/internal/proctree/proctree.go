@@ -5,12 +5,14 @@ package proctree
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // A Process is a living process.
@@ -29,22 +31,33 @@ const (
 )
 
 // Of returns a process and its living descendants, parents before children. It returns only the process itself, without
-// name and memory, if the process has ended or the system has no /proc.
-func Of(root int) ([]Process, error) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
+// name and memory, if the process has ended or the system has no /proc. It leaves out processes that this one may not
+// read.
+func Of(root int) ([]Process, error) { return read("/proc", root) }
+
+func read(proc string, root int) ([]Process, error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	children := map[int][]Process{}
 	tree := []Process{{PID: root}}
-	for _, file := range stats {
-		b, err := os.ReadFile(file)
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(proc, e.Name(), "stat"))
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ESRCH):
 			continue // it has ended
+		case errors.Is(err, fs.ErrPermission):
+			continue // /proc has the mount option hidepid, and the process belongs to another user
+		case err != nil:
+			return nil, err
 		}
 		name, rest := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')') // the name may contain anything
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil || name < 0 || rest < name {
+		if name < 0 || rest < name {
 			continue
 		}
 		f := strings.Fields(string(b[rest+1:]))

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -58,4 +60,14 @@ func TestProcessOutlivesItsFirstThread(t *testing.T) {
 	must.Succeed(t, child.Process.Kill())
 	until("the process ends", func() bool { return !listed() })
 	_ = child.Wait() // it was killed
+}
+
+// TestUnreadableProcessIsNoEndedOne: a caller that waits for the end of processes must not take an error for it.
+func TestUnreadableProcessIsNoEndedOne(t *testing.T) {
+	proc := t.TempDir()
+	must.Succeed(t, os.MkdirAll(filepath.Join(proc, "11"), 0o755)) // its process has just ended
+	expect.Equal(t, len(must.Get(read(proc, 10))(t)), 1, "processes")
+	must.Succeed(t, os.MkdirAll(filepath.Join(proc, "12/stat"), 0o755))
+	expect.Error(t, expect.Err(read(proc, 10)), unix.EISDIR, "a process that cannot be read")
+	expect.Error(t, expect.Err(read("/proc/self/stat", 10)), unix.ENOTDIR, "a list that cannot be read")
 }

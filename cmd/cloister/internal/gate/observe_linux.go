@@ -92,12 +92,13 @@ func (g *gate) runObserved(ctx context.Context, cmd *exec.Cmd, o *observation, r
 	}
 	cmd.Cancel = func() error {
 		result.Stopped = true
-		for _, p := range since(before) {
+		left, err := since(before)
+		for _, p := range left {
 			if p.Name != g.observer.program { // which follows them to their end
 				_ = syscall.Kill(p.PID, syscall.SIGTERM) // it may have ended
 			}
 		}
-		return nil
+		return err
 	}
 	result.Start = time.Now()
 	if err := cmd.Start(); err != nil {
@@ -127,36 +128,48 @@ func (g *gate) runObserved(ctx context.Context, cmd *exec.Cmd, o *observation, r
 }
 
 // since returns the descendants of this process that are not among before.
-func since(before []proctree.Process) []proctree.Process {
-	all, _ := proctree.Of(os.Getpid()) // it worked before
+func since(before []proctree.Process) ([]proctree.Process, error) {
+	all, err := proctree.Of(os.Getpid())
 	return slices.DeleteFunc(all, func(p proctree.Process) bool {
 		return slices.ContainsFunc(before, func(b proctree.Process) bool { return b.PID == p.PID })
-	})
+	}), err
 }
 
 // sample lists sockets of new processes.
 func (o *observation) sample(ctx context.Context, before []proctree.Process) string {
-	ours := since(before)
+	ours, err := since(before)
+	if err != nil {
+		o.failed = fmt.Errorf("not observed: %w", err)
+		return ""
+	}
 	text, err := exec.CommandContext(ctx, ss.program, ssFlags...).Output()
 	if err != nil {
 		o.failed = fmt.Errorf("not observed: ss: %w", err)
 		return ""
 	}
-	ours = append(ours, since(before)...) // a listed process may have begun or ended meanwhile
+	later, err := since(before) // a listed process may have begun or ended meanwhile
+	if err != nil {
+		o.failed = fmt.Errorf("not observed: %w", err)
+		return ""
+	}
+	ours = append(ours, later...)
 	return o.list(string(text), func(pid string) bool {
 		return slices.ContainsFunc(ours, func(p proctree.Process) bool { return strconv.Itoa(p.PID) == pid })
 	})
 }
 
-// endAll kills all new processes. strace gets time to end after the others.
+// endAll kills all new processes. strace gets time to end after the others. An error while listing them may pass, such
+// as that of too many open files.
 func (g *gate) endAll(before []proctree.Process) error {
 	began := time.Now()
 	for {
-		left := since(before)
+		left, err := since(before)
 		waited := time.Since(began)
 		switch {
-		case len(left) == 0:
+		case err == nil && len(left) == 0:
 			return nil
+		case err != nil && waited > time.Minute:
+			return fmt.Errorf("end the processes of the step: %w", err)
 		case waited > time.Minute:
 			return fmt.Errorf("process %d (%s) of the step survives SIGKILL", left[0].PID, left[0].Name)
 		}
