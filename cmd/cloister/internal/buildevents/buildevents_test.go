@@ -228,6 +228,18 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	expect.Equal(t, len(r.store.List(10, anyInstance)), 1)
 }
 
+// TestEventsOfARemovedBuildAreNotReplayed: while they cannot be removed, no other build gets their id.
+func TestEventsOfARemovedBuildAreNotReplayed(t *testing.T) {
+	r := newRig(t, 1<<20)
+	path := filepath.Join(r.dir, id(1)+eventsSuffix)
+	must.Succeed(t, os.MkdirAll(filepath.Join(path, "busy"), 0o700))
+	p, err := r.store.publish(Header{ID: id(1), Instance: "main"}, "", 1)
+	expect.That(t, p == nil && err != nil, "got %v, %v, want an error", p, err)
+	expect.Equal(t, len(r.store.List(10, anyInstance)), 0, "builds")
+	must.Succeed(t, os.RemoveAll(path))
+	must.Get(r.store.publish(Header{ID: id(1), Instance: "main"}, "", 1))(t).close()
+}
+
 // TestBuildsBelongToTheirCaller lets nobody else append to a build or read it through another instance.
 func TestBuildsBelongToTheirCaller(t *testing.T) {
 	r := newRig(t, 1<<20)

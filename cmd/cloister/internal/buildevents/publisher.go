@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"time"
@@ -58,8 +60,10 @@ func (s *Store) publish(h Header, opener string, first int64) (*publisher, error
 	case opens && s.open >= maxOpen:
 		return nil, fmt.Errorf("%w: all clients have %d, which is the limit; retry later", ErrBusy, maxOpen)
 	case r == nil:
-		// An earlier build of this id may have been removed while it was published.
-		_ = os.Remove(s.path(h.ID, eventsSuffix))
+		// An earlier build of this id may have been removed while it was published. Its events do not belong to this one.
+		if err := os.Remove(s.path(h.ID, eventsSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
 		r = &record{Header: h, size: fileBytes, changed: make(chan struct{})}
 		r.Received = time.Now().UTC().Round(0)
 		if err := s.writeHeader(r.Header); err != nil {
