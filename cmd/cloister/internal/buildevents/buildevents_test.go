@@ -3,10 +3,12 @@
 package buildevents
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -226,6 +228,15 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	}
 	expect.Slices(t, names, []string{id(1) + eventsSuffix, id(1) + headerSuffix, "README"})
 	expect.Equal(t, len(r.store.List(10, anyInstance)), 1)
+}
+
+// TestUnremovableLeftoversAreLogged: they take space that the store does not count.
+func TestUnremovableLeftoversAreLogged(t *testing.T) {
+	dir := t.TempDir()
+	must.Succeed(t, os.MkdirAll(filepath.Join(dir, id(2)+eventsSuffix, "busy"), 0o700))
+	var log bytes.Buffer
+	must.Get(Open(Config{Dir: dir, MaxBytes: 1 << 20, Log: slog.New(slog.NewTextHandler(&log, nil))}))(t)
+	expect.Text(t, log.String(), id(2)+eventsSuffix)
 }
 
 // TestEventsOfARemovedBuildAreNotReplayed: while they cannot be removed, no other build gets their id.

@@ -178,7 +178,7 @@ func (s *Store) load() error {
 	for _, f := range files {
 		id, _, _ := strings.Cut(strings.TrimPrefix(f.Name(), "."), ".")
 		if s.builds[id] == nil && invocationID.MatchString(id) {
-			_ = os.Remove(filepath.Join(s.cfg.Dir, f.Name())) // it is not found under any name
+			s.removeFile(f.Name()) // it is not found under any name
 		}
 	}
 	return nil
@@ -190,9 +190,13 @@ func (s *Store) path(id, suffix string) string { return filepath.Join(s.cfg.Dir,
 func (s *Store) remove(r *record) {
 	r.gone.Store(true)
 	for _, suffix := range []string{headerSuffix, eventsSuffix} { // without a header the rest is removed at the next start
-		if err := os.Remove(s.path(r.ID, suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.cfg.Log.Warn("cannot remove the events of a build", "err", err)
-		}
+		s.removeFile(r.ID + suffix)
+	}
+}
+
+func (s *Store) removeFile(name string) {
+	if err := os.Remove(filepath.Join(s.cfg.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.cfg.Log.Warn("cannot remove the events of a build", "err", err)
 	}
 }
 
