@@ -426,6 +426,16 @@ func TestGroupsOfDeadWorkersAreRemoved(t *testing.T) {
 	}
 }
 
+// TestGroupsAreFoundBelowEscapedNames: systemd writes a hyphen in the name of a unit as \x2d.
+func TestGroupsAreFoundBelowEscapedNames(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), `system-a\x2db.slice`)
+	for _, name := range []string{prefix + "1.0", "other"} {
+		must.Succeed(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
+	}
+	p := place{dir, func(string) (control, error) { return nil, errors.ErrUnsupported }}
+	expect.Slices(t, p.sweep(time.Now()), []string{prefix + "1.0"})
+}
+
 // A worker may have been in another group of one hierarchy and in the same group of the next.
 func TestGroupsInOneHierarchyAreRemoved(t *testing.T) {
 	h := openHost(t)

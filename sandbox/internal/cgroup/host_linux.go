@@ -194,11 +194,14 @@ func (h *Host) create(places []place, create func(string) (control, error), dirs
 // worker is dead; the pid in the name may be reused and differs between namespaces. The processes of a dead worker have
 // been killed, too. A group that still holds one at the deadline stays for the next worker to delete.
 func (p place) sweep(deadline time.Time) (names []string) {
-	left, _ := filepath.Glob(filepath.Join(p.dir, prefix+"*"))
-	for _, w := range left {
-		names = append(names, filepath.Base(w))
-		if f, err := lock(w); err == nil {
-			if c, err := p.load(filepath.Base(w)); err == nil {
+	entries, _ := os.ReadDir(p.dir)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), prefix) {
+			continue
+		}
+		names = append(names, e.Name())
+		if f, err := lock(filepath.Join(p.dir, e.Name())); err == nil {
+			if c, err := p.load(e.Name()); err == nil {
 				_ = remove(c, deadline)
 			}
 			f.Close()
