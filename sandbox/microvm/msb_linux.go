@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -317,11 +318,19 @@ func msbGuestMain() error {
 // checkNoNetwork returns an error if an interface in the directory has a device: msb may understand its option for no
 // network in another way.
 func checkNoNetwork(dir string) error {
-	found, err := filepath.Glob(filepath.Join(dir, "*/device"))
-	if err == nil && len(found) > 0 {
-		err = fmt.Errorf("msb has given the machine a network device: %s", filepath.Base(filepath.Dir(found[0])))
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
 	}
-	return err
+	for _, e := range entries {
+		switch _, err := os.Lstat(filepath.Join(dir, e.Name(), "device")); {
+		case err == nil:
+			return fmt.Errorf("msb has given the machine a network device: %s", e.Name())
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR): // bonding_masters is a file
+			return err
+		}
+	}
+	return nil
 }
 
 // takeStreams returns stdin and stdout, and replaces them for everything else in this process and for its children.

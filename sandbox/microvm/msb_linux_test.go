@@ -384,7 +384,11 @@ func TestMachineWithNetworkIsRefused(t *testing.T) {
 	for _, name := range []string{"lo", "sit0"} {
 		must.Succeed(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "bonding_masters"), nil, 0o644))
 	must.Succeed(t, checkNoNetwork(dir))
+	if err := checkNoNetwork(filepath.Join(dir, "absent")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a list of interfaces: got %v, want %v", err, os.ErrNotExist)
+	}
 	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "eth0/device"), 0o755))
 	if err := checkNoNetwork(dir); err == nil || !strings.Contains(err.Error(), "eth0") {
 		t.Errorf("got %v, want an error that names eth0", err)
