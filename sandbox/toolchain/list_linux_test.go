@@ -4,8 +4,10 @@ package toolchain
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -35,7 +37,7 @@ func TestListIsThatOfPackageOS(t *testing.T) {
 		got := must.Get(list(dir))(t)
 		var want []entry
 		for _, f := range must.Get(os.ReadDir(dir))(t) {
-			want = append(want, entryOf(filepath.Join(dir, f.Name()), must.Get(f.Info())(t)))
+			want = append(want, must.Get(entryAt(filepath.Join(dir, f.Name())))(t))
 		}
 		for _, entries := range [][]entry{got, want} {
 			for i := range entries {
@@ -46,4 +48,18 @@ func TestListIsThatOfPackageOS(t *testing.T) {
 		}
 		expect.Slices(t, got, want, dir)
 	}
+}
+
+// TestSymlinkWithoutTargetIsAnError: a fingerprint must not lack the target of a symlink that cannot be read, such as
+// that of the program of a process that has ended.
+func TestSymlinkWithoutTargetIsAnError(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
+	must.Succeed(t, cmd.Start())
+	must.Succeed(t, uninterrupted(func() error {
+		return unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}))
+	path := fmt.Sprintf("/proc/%d/exe", cmd.Process.Pid)
+	must.Get(os.Lstat(path))(t)
+	expect.Error(t, expect.Err(entryAt(path)), fs.ErrNotExist)
+	must.Succeed(t, cmd.Wait())
 }

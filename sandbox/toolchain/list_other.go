@@ -14,8 +14,8 @@ func list(path string) ([]entry, error) {
 	}
 	entries := make([]entry, 0, len(found))
 	for _, f := range found {
-		if info, err := f.Info(); err == nil { // else it was just removed, which changes the directory
-			entries = append(entries, entryOf(path+"/"+f.Name(), info))
+		if e, err := entryAt(path + "/" + f.Name()); err == nil { // else it was just removed, which changes the directory
+			entries = append(entries, e)
 		}
 	}
 	return entries, nil

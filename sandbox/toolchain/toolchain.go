@@ -129,16 +129,13 @@ func entryAt(path string) (entry, error) {
 	if err != nil {
 		return entry{}, err
 	}
-	return entryOf(path, info), nil
-}
-
-// entryOf returns the entry that info describes.
-func entryOf(path string, info fs.FileInfo) entry {
 	e := entry{name: info.Name(), mode: info.Mode(), size: info.Size(), modified: info.ModTime().UnixNano()}
 	if e.mode.Type() == fs.ModeSymlink {
-		e.link, _ = os.Readlink(path)
+		if e.link, err = os.Readlink(path); err != nil {
+			return entry{}, err
+		}
 	}
-	return e
+	return e, nil
 }
 
 // directory hashes a directory and those below it.
