@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -110,6 +111,16 @@ func TestSweepOfTemporaryDirectories(t *testing.T) {
 	expect.That(t, sweep(all) != nil, "the sweep succeeded")
 	expect.Error(t, expect.Err(os.Stat(note)), nil, "the note")
 	expect.Error(t, expect.Err(os.Stat(left)), os.ErrNotExist, "the noted directory")
+
+	must.Succeed(t, os.Remove(moving))
+	file := filepath.Join(temp, "file")
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	must.Succeed(t, os.WriteFile(note, []byte(file), 0o600))
+	expect.Error(t, sweep(all), syscall.ENOTDIR, "with a directory that cannot be swept")
+	expect.Error(t, expect.Err(os.Stat(note)), nil, "the note after that")
+	must.Succeed(t, os.Remove(file))
+	expect.Error(t, sweep(all), nil, "the next sweep")
+	expect.Error(t, expect.Err(os.Stat(note)), os.ErrNotExist, "the note after the next sweep")
 }
 
 // TestKilledSupervisorIsAwaited: a supervisor that was killed keeps its lock for a moment, in which it does not live.

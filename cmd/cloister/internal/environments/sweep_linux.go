@@ -37,13 +37,16 @@ func sweep(dir string) error {
 		s, err := read(path)
 		if errors.Is(err, os.ErrNotExist) || err == nil && s.Running {
 			died = true
-			if temp, err := os.ReadFile(filepath.Join(path, tempFile)); err == nil && filepath.IsAbs(string(temp)) {
-				// Sweep before discard removes the note, since this process may be killed, too. Sweep again below, since
-				// the kernel may release the lock of a temporary directory later than that of the sandbox.
-				localworker.Sweep(string(temp))
+			err = nil
+			if temp, readErr := os.ReadFile(filepath.Join(path, tempFile)); readErr == nil && filepath.IsAbs(string(temp)) {
+				// Sweep before discard removes the note, since Sweep may fail and this process may be killed, too. Sweep
+				// again below, since the kernel may release the lock of a temporary directory later than that of the sandbox.
+				_, err = localworker.Sweep(string(temp))
 				temps[string(temp)] = true
 			}
-			err = discard(path)
+			if err == nil {
+				err = discard(path)
+			}
 		}
 		held.Close()
 		if err != nil {
@@ -54,13 +57,14 @@ func sweep(dir string) error {
 		return nil
 	}
 	for temp := range temps {
-		localworker.Sweep(temp)
+		_, sweepErr := localworker.Sweep(temp)
+		err = errors.Join(err, sweepErr)
 	}
 	b := namespace.New(namespace.Config{})
 	// Probe begins by removing the control groups of dead processes. Its result does not matter: the sandbox may have used
 	// another backend.
 	_, _ = b.Probe(context.Background())
-	if err = b.Close(); err != nil {
+	if err = errors.Join(err, b.Close()); err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("remove what a killed sandbox left: %w", err))
 	}
 	return nil

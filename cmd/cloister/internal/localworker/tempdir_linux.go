@@ -15,7 +15,7 @@ import (
 // NewDir makes a temporary directory in another one, and removes those that killed processes have left there. The
 // directory is locked until the returned file is closed.
 func NewDir(in string) (dir string, held *os.File, removed []string, err error) {
-	removed = Sweep(in)
+	removed, _ = Sweep(in) // what it leaves does not prevent a new directory
 	// Another process may take the new directory for an abandoned one before it is locked.
 	const tries = 100
 	for range tries {
@@ -34,22 +34,28 @@ func NewDir(in string) (dir string, held *os.File, removed []string, err error) 
 	return "", nil, removed, errors.New("temporary directories are removed as soon as they are created")
 }
 
-// Sweep removes the temporary directories that killed processes have left in another one, and returns their paths.
-func Sweep(in string) (removed []string) {
-	entries, _ := os.ReadDir(in)
+// Sweep removes the temporary directories that killed processes have left in another one, and returns their paths. It
+// finds none in a directory that is absent or that this user may not list, as on a host that protects /tmp.
+func Sweep(in string) (removed []string, err error) {
+	entries, err := os.ReadDir(in)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil, nil
+	}
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), tempPrefix) {
 			continue
 		}
 		dir := filepath.Join(in, e.Name())
-		if held, err := Hold(dir, false); err == nil {
-			if RemoveAll(dir) == nil {
+		if held, holdErr := Hold(dir, false); holdErr == nil {
+			removeErr := RemoveAll(dir)
+			if removeErr == nil {
 				removed = append(removed, dir)
 			}
+			err = errors.Join(err, removeErr)
 			held.Close()
 		}
 	}
-	return removed
+	return removed, err
 }
 
 // RemoveAll removes a directory, also with directories that only root could change, such as Go's module cache.
