@@ -215,3 +215,29 @@ func TestErrorsOfCopies(t *testing.T) {
 		}
 	}
 }
+
+// TestLogThatLacksLinesIsMarked: it must not look as if the sandbox had denied nothing.
+func TestLogThatLacksLinesIsMarked(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	all := must.Get(Dir())(t)
+	for name, lose := range map[string]func(*eventLog){
+		"unwritable": func(l *eventLog) { l.close() },
+		"large":      func(l *eventLog) { l.size = maxLog },
+	} {
+		dir := filepath.Join(all, name)
+		must.Succeed(t, os.Mkdir(dir, 0o700))
+		must.Succeed(t, write(dir, &State{Ended: time.Now()}))
+		l := must.Get(openLog(filepath.Join(dir, logFile)))(t)
+		l.add("created")
+		expect.Equal(t, len(must.Get(Logs(name))(t)), 1, name)
+		lose(l)
+		for range 2 {
+			l.add("a denial")
+		}
+		l.close()
+		lines := must.Get(Logs(name))(t)
+		must.Be(t, len(lines) == 2, "%s: got %v, want two lines", name, lines)
+		expect.Equal(t, lines[0].Text, "created", name)
+		expect.Text(t, lines[1].Text, "lacks lines", name)
+	}
+}

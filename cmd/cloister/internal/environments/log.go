@@ -3,7 +3,9 @@
 package environments
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
@@ -19,7 +22,7 @@ import (
 type eventLog struct {
 	mu   sync.Mutex
 	file *os.File
-	left int
+	size int64
 }
 
 // Limits of a log: a sandbox may execute any number of commands.
@@ -33,17 +36,23 @@ func openLog(path string) (*eventLog, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &eventLog{file: f, left: maxLog}, nil
+	return &eventLog{file: f}, nil
 }
 
-// add adds a line. The log explains what happened; the sandbox works without it.
+// add adds a line. The log explains what happened; the sandbox works without it. A log that lacks a line gets another
+// name, since a full disk has no space for a note.
 func (l *eventLog) add(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	line := time.Now().UTC().Format(time.RFC3339) + "  " + printable.Text(text) + "\n"
-	if l.left -= len(line); l.left >= 0 {
-		_, _ = l.file.WriteString(line)
+	if l.size+int64(len(line)) <= maxLog {
+		if _, err := l.file.WriteString(line); err == nil {
+			l.size += int64(len(line))
+			return
+		}
+		_ = l.file.Truncate(l.size) // removes a part of the line
 	}
+	_ = os.Rename(l.file.Name(), filepath.Join(filepath.Dir(l.file.Name()), partialLog)) // it may have that name already
 }
 
 // command adds the end of a command.
@@ -73,7 +82,13 @@ func Logs(name string) ([]LogLine, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(dir, logFile))
+	path := filepath.Join(dir, logFile)
+	text, err := os.ReadFile(path)
+	partial := errors.Is(err, fs.ErrNotExist)
+	if partial {
+		path = filepath.Join(dir, partialLog)
+		text, err = os.ReadFile(path)
+	}
 	if err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
@@ -82,6 +97,10 @@ func Logs(name string) ([]LogLine, error) {
 		at, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
 		when, _ := time.Parse(time.RFC3339, at) // add wrote it
 		lines = append(lines, LogLine{when, rest})
+	}
+	if partial {
+		lines = append(lines, LogLine{time.Now().UTC().Truncate(time.Second),
+			fmt.Sprintf("%s lacks lines: they could not be written, or exceeded %s", path, sandbox.Bytes(maxLog))})
 	}
 	return lines, nil
 }
