@@ -43,7 +43,7 @@ func (q *quick) Workspace(context.Context, int64, int64) (sandbox.Workspace, err
 	}
 	var err error
 	q.root, err = os.OpenRoot(p)
-	return scratch{space{q.root}}, err
+	return scratch{space{root: q.root}}, err
 }
 
 func (q *quick) Run(context.Context, *sandbox.Spec, sandbox.Stdio) (*sandbox.Result, error) {

@@ -52,13 +52,14 @@ type function struct {
 
 	bytes, files int64 // of the last workspace
 	root         *os.Root
+	closing      error // of workspaces
 }
 
 func (f *function) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
 	f.bytes, f.files = bytes, files
 	var err error
 	f.root, err = os.OpenRoot(f.t.TempDir())
-	return space{f.root}, err
+	return space{f.root, f.closing}, err
 }
 
 func (f *function) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
@@ -70,11 +71,14 @@ func (f *function) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdi
 	return f.run(ctx, spec, std, out), nil
 }
 
-type space struct{ root *os.Root }
+type space struct {
+	root    *os.Root
+	closing error
+}
 
 func (s space) Root() *os.Root { return s.root }
 func (s space) Name() string   { return s.root.Name() }
-func (s space) Close() error   { return s.root.Close() }
+func (s space) Close() error   { return errors.Join(s.root.Close(), s.closing) }
 
 // A bench is a worker with an in-memory store.
 type bench struct {

@@ -214,7 +214,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 		}
 		return nil, fault(StageInputs, err)
 	}
-	defer staged.close()
+	defer staged.close(l.cfg.Log)
 
 	report(StageRun)
 	ran, err := l.run(ctx, t, box, staged)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"log/slog"
 	"maps"
 	"os"
 	"path"
@@ -45,6 +46,7 @@ type persistentWorker struct {
 	files  int64
 	spec   *sandbox.Spec
 	ended  func(*sandbox.Result) // called once, unless the result is unknown
+	log    *slog.Logger
 
 	served int           // requests, including the current one
 	busy   time.Duration // with requests
@@ -57,7 +59,7 @@ func (w *persistentWorker) Close() {
 		w.ended = nil
 	}
 	w.out.Close()
-	_ = w.ws.Close() // on failure the next workspace reports the lost memory
+	closeWorkspace(w.ws, w.log)
 }
 
 // exhausted reports whether the requests so far may have used the processor time of one action. The process may use
@@ -298,7 +300,9 @@ func (l *Local) startPersistent(
 	ctx context.Context, t *Task, req *request, box *confined, w *workRequest, bytes, files int64,
 ) (p *persistentWorker, err error) {
 	spec := *box.spec
-	p = &persistentWorker{layout: req.Layout, room: max(minRoom, sum(bytes, bytes)), files: max(minFiles, 2*files), spec: &spec}
+	p = &persistentWorker{
+		layout: req.Layout, room: max(minRoom, sum(bytes, bytes)), files: max(minFiles, 2*files), spec: &spec, log: l.cfg.Log,
+	}
 	if p.ws, err = l.cfg.Backend.Workspace(ctx, sum(p.room, spec.Limits.OutputBytes), sum(p.files, spec.Limits.OutputFiles)); err != nil {
 		return nil, err
 	}
@@ -307,7 +311,7 @@ func (l *Local) startPersistent(
 			if p.out != nil {
 				p.out.Close()
 			}
-			_ = p.ws.Close()
+			closeWorkspace(p.ws, p.log)
 		}
 	}()
 	if err := p.ws.Root().Mkdir(outDir, 0o700); err != nil {

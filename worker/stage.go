@@ -5,6 +5,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"path"
@@ -63,7 +64,7 @@ func (l *Local) stage(ctx context.Context, t *Task, req *request, box *confined)
 	var err error
 	defer func() {
 		if err != nil {
-			s.close()
+			s.close(l.cfg.Log)
 		}
 	}()
 	workspace := func(bytes, files int64) (*os.Root, error) {
@@ -132,7 +133,7 @@ func sum(inputs, outputs int64) int64 {
 }
 
 // close releases everything after the run.
-func (s *staged) close() {
+func (s *staged) close(log *slog.Logger) {
 	if s.request != nil {
 		s.request.end()
 		return
@@ -150,6 +151,13 @@ func (s *staged) close() {
 		s.out.Close()
 	}
 	if s.ws != nil {
-		_ = s.ws.Close() // on failure the next workspace reports the lost memory
+		closeWorkspace(s.ws, log)
+	}
+}
+
+// closeWorkspace closes a workspace. If that fails, its memory or its directory on disk remains, but no action fails.
+func closeWorkspace(ws sandbox.Workspace, log *slog.Logger) {
+	if err := ws.Close(); err != nil {
+		log.Warn("cannot remove a workspace", "workspace", ws.Name(), "err", err)
 	}
 }

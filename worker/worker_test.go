@@ -374,3 +374,12 @@ func TestRule084_UnknownPropertiesWarnOnce(t *testing.T) {
 		t.Errorf("got %q, want a line for Pool and one for recycle", got)
 	}
 }
+
+// TestRemainingWorkspaceIsLogged: it may be a directory on disk. The result counts nevertheless.
+func TestRemainingWorkspaceIsLogged(t *testing.T) {
+	b := newBench(t, ended(0))
+	var log strings.Builder
+	b.cfg.Log, b.backend.closing = slog.New(slog.NewTextHandler(&log, nil)), errors.New("directory not empty")
+	b.do(&Task{Action: b.action(nil)})
+	expect.Text(t, log.String(), "directory not empty")
+}

@@ -200,7 +200,11 @@ func (r *Runner) run(ctx context.Context, c *command) (_ *runnerpb.RunResponse, 
 	if err != nil {
 		return nil, err
 	}
-	defer ws.Close() // on failure the next workspace reports the lost memory
+	defer func() {
+		if err := ws.Close(); err != nil { // its memory or its directory on disk remains
+			r.config.Log.Warn("cannot remove a workspace", "workspace", ws.Name(), "err", err)
+		}
+	}()
 	out, err := l.create(ws.Root())
 	if err != nil {
 		return nil, fmt.Errorf("stage the input root: %w", err)

@@ -374,6 +374,31 @@ func TestRunReportsViolations(t *testing.T) {
 	}
 }
 
+// A leaking backend is one whose workspaces remain after Close.
+type leaking struct{ sandbox.Backend }
+
+func (l leaking) Workspace(ctx context.Context, bytes, files int64) (sandbox.Workspace, error) {
+	ws, err := l.Backend.Workspace(ctx, bytes, files)
+	return leakingWorkspace{ws}, err
+}
+
+type leakingWorkspace struct{ sandbox.Workspace }
+
+func (w leakingWorkspace) Close() error {
+	return errors.Join(w.Workspace.Close(), errors.New("directory not empty"))
+}
+
+// TestRemainingWorkspaceIsLogged: it may be a directory on disk. The result counts nevertheless.
+func TestRemainingWorkspaceIsLogged(t *testing.T) {
+	f := newFixture(t, "")
+	var log strings.Builder
+	c := f.config
+	c.Backend, c.Log = leaking{f.backend}, slog.New(slog.NewTextHandler(&log, nil))
+	_, req := f.action(t, nil, "exit 0")
+	must.Get(must.Get(runner.New(c))(t).Run(t.Context(), req))(t)
+	expect.Text(t, log.String(), "directory not empty")
+}
+
 // bb_worker caches every result with exit code 0, so violations that count must change it.
 func TestRunFailsForViolations(t *testing.T) {
 	f := newFixture(t, "version: 1\nprofiles:\n  build: {on_violation: {write: fail, syscall: kill}}\n")
