@@ -96,11 +96,11 @@ func instanceOf(from *client.Server) (string, error) {
 }
 
 // cacheRm removes the results of actions. An absent one is no error if they were selected.
-func cacheRm(ctx context.Context, store *localstore.Store, instance string, actions []cas.Digest, selected bool, out io.Writer) error {
+func cacheRm(ctx context.Context, store *localstore.Store, instance string, actions []cas.Digest, selected bool, out io.Writer) (err error) {
 	if err := store.Open(ctx); err != nil {
 		return err
 	}
-	defer store.Close()
+	defer store.Finish(&err)
 	rows, absent := []removed{}, false
 	for _, d := range actions {
 		was, err := store.Forget(ctx, instance, d)

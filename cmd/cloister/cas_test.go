@@ -3,12 +3,17 @@
 package main
 
 import (
+	"io"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -26,5 +31,35 @@ func TestVerifyReportsUnnamedBlobs(t *testing.T) {
 	}
 	if !strings.Contains(text.String(), "SHA512") || !strings.Contains(text.String(), "quarantine") || !strings.Contains(json.String(), `"digest": ""`) {
 		t.Errorf("got\n%s%s", &text, &json)
+	}
+}
+
+// A closing closes a store when something is written, so that closing it again fails.
+type closing struct{ *localstore.Store }
+
+func (c closing) Write(p []byte) (int, error) {
+	_ = c.Close() // the first one succeeds
+	return len(p), nil
+}
+
+// TestStoreThatDoesNotCloseIsAnError: what gc, rm and verify wrote to the store may be lost.
+func TestStoreThatDoesNotCloseIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	must.Succeed(t, must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20}))(t).Close())
+	for name, command := range map[string]func(s *localstore.Store) error{
+		"gc": func(s *localstore.Store) error {
+			c := &gcConfig{store: *s, olderThan: flags.Duration(time.Hour)}
+			return gc(t.Context(), c, closing{&c.store}, io.Discard)
+		},
+		"rm": func(s *localstore.Store) error {
+			return cacheRm(t.Context(), s, "", []cas.Digest{cas.SHA256.Sum(nil)}, false, closing{s})
+		},
+		"verify": func(s *localstore.Store) error {
+			return casVerify(t.Context(), s, disk.VerifyOptions{}, closing{s}, io.Discard)
+		},
+	} {
+		err := command(&localstore.Store{Dir: dir})
+		expect.Error(t, err, os.ErrClosed, name)
+		expect.Message(t, err, "close the store", name)
 	}
 }

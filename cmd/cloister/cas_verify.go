@@ -61,13 +61,13 @@ blob is absent.`,
 }
 
 // casVerify prints damaged blobs to out, and its progress to info if that is a terminal.
-func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOptions, out, info io.Writer) error {
+func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOptions, out, info io.Writer) (err error) {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
 	if err := store.Open(ctx); err != nil {
 		return err
 	}
-	defer store.Close()
+	defer store.Finish(&err)
 	progress := terminal.NewProgress(info, "verify   ")
 	if progress != nil {
 		o.Progress = func(r disk.VerifyReport) {
@@ -77,7 +77,6 @@ func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOption
 	began := time.Now()
 	r, verr := store.Verify(ctx, o)
 	progress.Clear()
-	var err error
 	if store.JSON {
 		err = verifyJSON(out, store, &r, verr == nil)
 	} else {

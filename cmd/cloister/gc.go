@@ -78,13 +78,13 @@ size of --max-size cannot be reached.`,
 }
 
 // gc collects garbage and prints a report to out, and its progress to info if that is a terminal.
-func gc(ctx context.Context, c *gcConfig, out, info io.Writer) error {
+func gc(ctx context.Context, c *gcConfig, out, info io.Writer) (err error) {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
 	if err := c.store.Open(ctx); err != nil {
 		return err
 	}
-	defer c.store.Close()
+	defer c.store.Finish(&err)
 	if !c.store.Remote() && c.store.Holder() == 0 && !c.dryRun {
 		if err := c.checkPending(); err != nil {
 			return exit.New(exit.Environment, err)

@@ -65,6 +65,21 @@ func (s *Store) Open(ctx context.Context) error {
 	return nil
 }
 
+// Finish closes the store after a command that changed it, and adds the error to that of the command: what it wrote may
+// be lost.
+func (s *Store) Finish(err *error) {
+	closed := s.Close()
+	if closed == nil {
+		return
+	}
+	closed = fmt.Errorf("close the store: %w", closed)
+	code, first := exit.Environment, *err
+	if e, ok := errors.AsType[*exit.Error](first); ok {
+		code, first = e.Code, e.Err
+	}
+	*err = exit.New(code, errors.Join(first, closed))
+}
+
 // Remote reports whether the store is that of a server.
 func (s *Store) Remote() bool {
 	return s.server != nil && s.Dir == "" && s.server.Named(s.cmd)
