@@ -153,11 +153,13 @@ func TestMissingRunscIsExplained(t *testing.T) {
 	program := must.Get(os.ReadFile("/proc/self/exe"))(t)
 	clear(program[24:32])
 	must.Succeed(t, os.WriteFile(crashes, program, 0o755))
-	text := filepath.Join(dir, "text")
+	text := filepath.Join(dir, "runsc")
 	must.Succeed(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o755))
+	t.Setenv("PATH", dir) // counts only if RUNSC_PATH is empty
 	for name, c := range map[string]struct{ file, want, code string }{
 		"missing":     {filepath.Join(dir, "none"), "build it with make gvisor", preflight.RunscNotFound},
 		"no program":  {text, "is no executable", preflight.RunscNotStarted},
+		"in PATH":     {"", text + " is no executable", preflight.RunscNotStarted},
 		"dynamic":     {"/bin/sh", "is dynamically linked", preflight.RunscDynamic},
 		"other place": {dir, "runsc not found", preflight.RunscNotFound},
 		"no gVisor":   {crashes, "gVisor did not run a probe", preflight.GVisorProbe},
