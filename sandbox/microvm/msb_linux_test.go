@@ -378,6 +378,30 @@ func Children(t testing.TB, pid int, prefix string) (all []string) {
 	return all
 }
 
+// TestMachinesAreCreatedWithoutNetwork: msb creates each machine with the option for no network that its help lists.
+func TestMachinesAreCreatedWithoutNetwork(t *testing.T) {
+	needStatic(t)
+	if os.Geteuid() != 0 {
+		sandboxtest.Unavailable(t, "root", "the backend needs root")
+	}
+	for _, option := range []string{"--no-net", "--no-network"} {
+		dir := must.Get(os.MkdirTemp("", "cloister-msb-"))(t) // other users can read it
+		t.Cleanup(func() { must.Succeed(t, os.RemoveAll(dir)) })
+		must.Succeed(t, errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "bin"), 0o755), os.Mkdir(filepath.Join(dir, "lib"), 0o755)))
+		script := "#!/bin/sh\ncase $* in --version) echo msb 0.6.18;; 'create --help') echo '  " + option + "  Disable';; " +
+			"create*) echo got $* >&2; exit 1;; esac\n"
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "lib/libkrunfw.so.5"), nil, 0o644))
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "bin/msb"), []byte(script), 0o755))
+		t.Setenv("MSB_PATH", filepath.Join(dir, "bin/msb"))
+		b := newFakeMSB()
+		_, err := b.Probe(t.Context())
+		if want := "got create -n " + guestName + " -q --pull never " + option + " -c "; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error with %q", option, err, want)
+		}
+		must.Succeed(t, b.Close())
+	}
+}
+
 // TestMachineWithNetworkIsRefused: an interface with a device ends the guest before it runs anything.
 func TestMachineWithNetworkIsRefused(t *testing.T) {
 	dir := t.TempDir()
