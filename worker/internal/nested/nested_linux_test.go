@@ -36,6 +36,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // TestMain is also the program of the actions.
@@ -239,12 +240,17 @@ func (r *rig) message(m proto.Message) *repb.Digest {
 // action returns an action of the instance main with a command and the program, with properties NAME=VALUE.
 func (r *rig) action(args []string, properties ...string) string {
 	r.t.Helper()
+	return r.timedAction(nil, args, properties...)
+}
+
+func (r *rig) timedAction(timeout *durationpb.Duration, args []string, properties ...string) string {
+	r.t.Helper()
 	c := &repb.Command{Arguments: args, Platform: &repb.Platform{}, OutputPaths: []string{"sub"}}
 	for _, p := range properties {
 		name, value, _ := strings.Cut(p, "=")
 		c.Platform.Properties = append(c.Platform.Properties, &repb.Platform_Property{Name: name, Value: value})
 	}
-	d := r.message(&repb.Action{CommandDigest: r.message(c), InputRootDigest: r.message(&repb.Directory{
+	d := r.message(&repb.Action{Timeout: timeout, CommandDigest: r.message(c), InputRootDigest: r.message(&repb.Directory{
 		Files: []*repb.FileNode{{Name: "program", Digest: r.program, IsExecutable: true}},
 	})})
 	return fmt.Sprintf("%s/%d", d.Hash, d.SizeBytes)
@@ -394,27 +400,39 @@ func TestRemoteAPIsNeedPermission(t *testing.T) {
 	}
 }
 
-// TestCallsEndWithTheAction: what an action executes ends when the action does, even if it does not wait.
+// TestCallsEndWithTheAction: what an action executes ends when the action does, even if it does not wait, or its timeout
+// ends it while it waits.
 func TestCallsEndWithTheAction(t *testing.T) {
-	r := newRig(t, permits, "")
-	sleep := r.action([]string{"/bin/sleep", "3600"})
-	script := `./program call ` + socketPath + ` "wait main ` + sleep + `" > log &
-		until grep -q EXECUTING log; do sleep 0.05; done`
-	m, _ := r.run("", r.action([]string{"/bin/sh", "-c", script}, "remoteApisSocketPath="+socketPath))
-	expect.Equal(t, m.GetResult().GetExitCode(), 0, "exit code: %s", m.GetMessage())
-	all, _ := r.server.Queue().Older(0, 10)
-	must.Be(t, len(all) == 2, "got %d operations, want 2", len(all))
-	for _, o := range all {
-		expect.Equal(t, o.State().Stage, repb.ExecutionStage_COMPLETED, "stage of %s", o.Action())
-	}
-	// The slot for nested actions is free again.
-	inner := r.action([]string{"/bin/echo", "next"})
-	_, lines := r.run("", r.calls("execute main "+inner))
-	sameLines(t, lines, "execute [next]")
-	for _, w := range r.server.Queue().Workers() {
-		for _, s := range w.Slots {
-			expect.That(t, s.Action.IsZero(), "slot %s still has action %s", s.Name, s.Action)
-		}
+	for name, c := range map[string]struct {
+		timeout *durationpb.Duration
+		wait    string // command of the action after the call
+		want    codes.Code
+	}{
+		"exits":    {nil, "until grep -q EXECUTING log; do sleep 0.05; done", codes.OK},
+		"time out": {durationpb.New(5 * time.Second), "wait", codes.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, permits, "")
+			sleep := r.action([]string{"/bin/sleep", "3600"})
+			script := `./program call ` + socketPath + ` "wait main ` + sleep + `" > log & ` + c.wait
+			m, _ := r.run("", r.timedAction(c.timeout, []string{"/bin/sh", "-c", script}, "remoteApisSocketPath="+socketPath))
+			expect.Equal(t, codes.Code(m.GetStatus().GetCode()), c.want, "status: %s", m.GetMessage())
+			expect.Equal(t, m.GetResult().GetExitCode() == 0, c.want == codes.OK, "exit code 0: %s", m.GetMessage())
+			all, _ := r.server.Queue().Older(0, 10)
+			must.Be(t, len(all) == 2, "got %d operations, want 2", len(all))
+			for _, o := range all {
+				expect.Equal(t, o.State().Stage, repb.ExecutionStage_COMPLETED, "stage of %s", o.Action())
+			}
+			// The slot for nested actions is free again.
+			inner := r.action([]string{"/bin/echo", "next"})
+			_, lines := r.run("", r.calls("execute main "+inner))
+			sameLines(t, lines, "execute [next]")
+			for _, w := range r.server.Queue().Workers() {
+				for _, s := range w.Slots {
+					expect.That(t, s.Action.IsZero(), "slot %s still has action %s", s.Name, s.Action)
+				}
+			}
+		})
 	}
 }
 
