@@ -175,8 +175,9 @@ lint: ## run golangci-lint (staticcheck included) and govulncheck, check the pub
 	else echo "govulncheck: skipped, set GOVULNDB to the URL of a vulnerability database (file:// works)"; fi
 	@$(MAKE) --no-print-directory cross
 
-cross: ## vet for Linux, macOS and Windows
+cross: ## vet for Linux, macOS and Windows, and link cloister for the last two
 	for os in linux darwin windows; do echo "$$os"; GOOS=$$os $(GO) vet ./... || exit 1; done
+	for os in darwin windows; do GOOS=$$os $(BUILD) -o /dev/null ./cmd/cloister || exit 1; done
 
 library: ## build and run the programs of examples/library, with the race detector (needs a C compiler)
 	for os in darwin windows; do (cd examples/library && GOOS=$$os $(GO) vet ./...) || exit 1; done
