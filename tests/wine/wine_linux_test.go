@@ -140,15 +140,18 @@ func TestWindowsPrograms(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	serve := program(ctx, cloister, "serve", "--sandbox", "jobobject", "--dir", "store", "--max-size", "1073741824", "--listen", "127.0.0.1:0", "--web=")
-	var banner strings.Builder
+	var banner, stderr strings.Builder
 	lines := bufio.NewScanner(must.Get(serve.StdoutPipe())(t))
-	serve.Stderr = &banner
+	serve.Stderr = &stderr
 	must.Succeed(t, serve.Start())
-	for lines.Scan() && !strings.HasPrefix(lines.Text(), "ready") {
+	ready := false
+	for !ready && lines.Scan() {
 		banner.WriteString(lines.Text() + "\n")
+		ready = lines.Text() == "ready"
 	}
 	cancel()
 	_ = serve.Wait() // it was killed
+	expect.That(t, ready, "serve did not print the line ready, but\n%s%s", &banner, &stderr)
 	expect.Texts(t, banner.String(), []string{"job object", "unconfined", "not enforced: files, network, worker"}, "serve")
 }
 
