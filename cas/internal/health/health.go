@@ -124,7 +124,8 @@ func (h *Check) sleep(d time.Duration) bool {
 }
 
 // Probe probes the upstream once, records the result, and returns the error of Config.Probe. If the upstream turns out
-// to be down, background probes begin. A probe that the caller cancels says nothing.
+// to be down, background probes begin. Like in Observe, a probe says nothing if its caller cancels it or its deadline
+// ends it within ten seconds.
 func (h *Check) Probe(ctx context.Context) error { return h.probe(ctx, false) }
 
 // probe is Probe. Its error is nil in the background unless the upstream is down.
@@ -138,7 +139,8 @@ func (h *Check) probe(ctx context.Context, background bool) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if errors.Is(ended, context.Canceled) && err != nil {
+	tooShort := !background && ended != nil && time.Since(start) < minWait
+	if err != nil && (tooShort || errors.Is(ended, context.Canceled)) {
 		return err
 	}
 	was := h.up

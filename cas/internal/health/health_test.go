@@ -168,6 +168,28 @@ func TestProbeOpensTheBreaker(t *testing.T) {
 	})
 }
 
+// TestDeadlineWithinAProbe checks that a caller with little time does not open the breaker for all, and that a probe
+// without an answer for ten seconds does.
+func TestDeadlineWithinAProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		must.Succeed(t, u.check.Probe(t.Context()))
+		u.answer(context.DeadlineExceeded)
+		probe := func(limit time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			u.during = func() { <-ctx.Done() }
+			expect.Error(t, u.check.Probe(ctx), context.DeadlineExceeded)
+		}
+		probe(9 * time.Second)
+		expect.Error(t, u.check.Err(), nil, "after nine seconds")
+		u.during = nil
+		synctest.Wait()
+		expect.Equal(t, u.probes.Load(), 2, "probes")
+		probe(10 * time.Second)
+		u.wantDown(t, "deadline exceeded")
+	})
+}
+
 // TestSuccessOutweighsAProbe checks that a failed probe is ignored if a call succeeded while it ran.
 func TestSuccessOutweighsAProbe(t *testing.T) {
 	inBubble(t, func(t *testing.T, u *upstream) {
