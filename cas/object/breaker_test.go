@@ -444,6 +444,49 @@ func TestCompletingMayTakeTime(t *testing.T) {
 	})
 }
 
+// TestUploadsShareMemory checks that small blobs do not wait for large ones, and that an upload in parts holds memory
+// only while it sends a part.
+func TestUploadsShareMemory(t *testing.T) {
+	large, l := castest.Blob(1, 16<<20+1)
+	medium, m := castest.Blob(2, 16<<20)
+	small, s := castest.Blob(3, 1<<20)
+	inBubble(t, func(t *testing.T, b *bubble) {
+		put := func(d cas.Digest, data []byte) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			return b.store.Put(ctx, d, bytes.NewReader(data))
+		}
+		gates := map[string]chan struct{}{"1": make(chan struct{}), "2": make(chan struct{})}
+		b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+			if kind == "part" {
+				<-gates[r.URL.Query().Get("partNumber")]
+			}
+			return nil, nil
+		})
+		var group sync.WaitGroup
+		for range 9 {
+			group.Go(func() {
+				expect.Error(t, b.store.Put(t.Context(), l, bytes.NewReader(large)), nil)
+			})
+		}
+		synctest.Wait()
+		parts := func() int {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.sent["part"]
+		}
+		expect.Equal(t, parts(), 8, "parts that are sent")
+		expect.Error(t, put(s, small), nil, "small, while large ones hold the memory")
+		expect.Error(t, put(m, medium), context.DeadlineExceeded, "not small, while large ones hold the memory")
+		close(gates["1"])
+		synctest.Wait()
+		expect.Equal(t, parts(), 18, "parts that are sent")
+		expect.Error(t, put(m, medium), nil, "not small, between the parts of large ones")
+		close(gates["2"])
+		group.Wait()
+	})
+}
+
 // TestLostAnswerToCompletion checks that an upload in parts succeeds if, and only if, the bucket has its object,
 // whatever it answers.
 func TestLostAnswerToCompletion(t *testing.T) {

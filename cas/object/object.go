@@ -11,7 +11,8 @@
 //
 // Missing takes one call for each digest, with 32 calls in parallel. At 15 ms for a call, that is 2,000 digests per
 // second. A disk is 500 times as fast, so the store should be the upstream of a disk. A Put holds up to 32 MiB in
-// memory, and all Puts of a Client up to 256 MiB; beyond that, a Put waits.
+// memory while it sends a part. All Puts of a Client hold up to 256 MiB, and those of blobs up to 1 MiB another 32 MiB;
+// beyond that, a Put waits before it reads the next part.
 //
 // # Guarantees
 //
@@ -90,7 +91,8 @@ type Client struct {
 	target    string        // the bucket in messages
 	expire    time.Duration // age at which a lifecycle rule deletes; 0 without one
 	config    Config
-	memory    *semaphore.Weighted // bytes of running uploads
+	small     *semaphore.Weighted // bytes of running uploads of small blobs
+	large     *semaphore.Weighted // bytes of running uploads of other blobs, one part of each
 	health    *health.Check
 	writable  atomic.Bool // a probe has found that the credentials may write
 
@@ -130,7 +132,8 @@ func connect(ctx context.Context, cfg Config, next http.RoundTripper) (*Client, 
 	}
 	c := &Client{
 		google: a.google, bucket: a.bucket, prefix: a.prefix, target: a.String(), expire: a.expire,
-		config: cfg, memory: semaphore.NewWeighted(maxUpload), damaged: map[string]bool{},
+		config: cfg, small: semaphore.NewWeighted(maxSmall), large: semaphore.NewWeighted(maxLarge),
+		damaged: map[string]bool{},
 	}
 	c.health = health.New(health.Config{Name: c.target, Probe: c.probe, Down: down, Failure: unanswered})
 	if c.transport, err = minio.DefaultTransport(a.secure()); err != nil {

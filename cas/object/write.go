@@ -27,7 +27,12 @@ const (
 	partBytes = 16 << 20           // of one request
 	maxBytes  = 10_000 * partBytes // of an object: the maximum number of parts at S3
 	abortTime = 30 * time.Second   // timeout of the call that removes parts
-	maxUpload = 8 * partBytes      // of all running requests; each is in memory twice, here and in bodyCopier
+	smallBlob = 1 << 20            // maximum size of blobs that do not wait for larger ones
+
+	// Bytes of all running requests with small blobs, and of those with larger ones. Each is in memory twice, here and in
+	// bodyCopier.
+	maxSmall = 16 * smallBlob
+	maxLarge = 8 * partBytes
 )
 
 // Put implements cas.Store. It always writes, so that the object is new. It uploads a blob above 16 MiB in parts,
@@ -45,26 +50,41 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := s.health.Ready(ctx); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	size := min(d.Size(), partBytes)
-	if err := s.memory.Acquire(ctx, size); err != nil {
-		return fmt.Errorf("%s in %s: %w", what, s.target, err)
-	}
-	defer s.memory.Release(size)
 	key, src := s.key(blobs, d), &source{d: d, r: r, h: d.Function().New(d.Size())}
 	var err error
 	if d.Size() > partBytes {
 		err = s.putParts(ctx, what, key, src)
 	} else {
-		var data []byte
-		if data, err = src.next(); err == nil && !d.IsEmpty() {
-			err = s.putWhole(ctx, what, key, data)
-		}
+		err = s.inMemory(ctx, what, src, func(data []byte) error {
+			if d.IsEmpty() {
+				return nil
+			}
+			return s.putWhole(ctx, what, key, data)
+		})
 	}
 	if err != nil {
 		return err
 	}
 	s.setDamaged(d, false)
 	return nil
+}
+
+// inMemory calls send with the next part of src when there is memory for it. An upload in parts holds no memory between
+// parts, so that uploads take turns, and small blobs have memory of their own.
+func (s *Store) inMemory(ctx context.Context, what string, src *source, send func(data []byte) error) error {
+	memory, size := s.large, src.nextSize()
+	if src.d.Size() <= smallBlob {
+		memory = s.small
+	}
+	if err := memory.Acquire(ctx, size); err != nil {
+		return fmt.Errorf("%s in %s: %w", what, s.target, err)
+	}
+	defer memory.Release(size)
+	data, err := src.next()
+	if err != nil {
+		return err
+	}
+	return send(data)
 }
 
 // PutAll implements cas.Batcher with parallel calls: no call stores two blobs.
@@ -183,18 +203,16 @@ func (u *upload) complete(ctx context.Context, size int64, parts []minio.Complet
 func (u *upload) sendParts(ctx context.Context, src *source) ([]minio.CompletePart, error) {
 	var parts []minio.CompletePart
 	for src.n < src.d.Size() {
-		data, err := src.next()
-		if err != nil {
-			return nil, err
-		}
-		md5Sum, sha256Sum := u.s.sums(data)
-		o := minio.PutObjectPartOptions{Md5Base64: md5Sum, Sha256Hex: sha256Sum, DisableContentSha256: true}
 		var part minio.ObjectPart
-		err = u.s.insist(ctx, func() error {
-			return u.s.do(ctx, "part", u.what, func(ctx context.Context) (err error) {
-				part, err = u.s.core.PutObjectPart(ctx, u.s.bucket, u.key, u.id, len(parts)+1, bytes.NewReader(data),
-					int64(len(data)), o)
-				return err
+		err := u.s.inMemory(ctx, u.what, src, func(data []byte) error {
+			md5Sum, sha256Sum := u.s.sums(data)
+			o := minio.PutObjectPartOptions{Md5Base64: md5Sum, Sha256Hex: sha256Sum, DisableContentSha256: true}
+			return u.s.insist(ctx, func() error {
+				return u.s.do(ctx, "part", u.what, func(ctx context.Context) (err error) {
+					part, err = u.s.core.PutObjectPart(ctx, u.s.bucket, u.key, u.id, len(parts)+1,
+						bytes.NewReader(data), int64(len(data)), o)
+					return err
+				})
 			})
 		})
 		if err != nil {
@@ -229,12 +247,15 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// nextSize returns the size of the next part in bytes.
+func (s *source) nextSize() int64 { return min(s.d.Size()-s.n, partBytes) }
+
 // next returns the next part, in new memory. It verifies the blob after the last part.
 func (s *source) next() ([]byte, error) {
 	var r io.Reader = s
-	size := s.d.Size() - s.n
-	if size > partBytes {
-		size, r = partBytes, io.LimitReader(s, partBytes)
+	size := s.nextSize()
+	if size < s.d.Size()-s.n {
+		r = io.LimitReader(s, size)
 	}
 	var part bytes.Buffer
 	part.Grow(int(size) + bytes.MinRead) // for ReadFrom to find the end
