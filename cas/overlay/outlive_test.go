@@ -5,6 +5,8 @@ package overlay_test
 import (
 	"bytes"
 	"context"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -57,6 +59,45 @@ func TestLargeUploadOutlivesItsClient(t *testing.T) {
 		wantMissing(t, "sent", p.store, []cas.Digest{d}, nil)
 		if n := p.faultyUpstream.Calls(faulty.Put); n != 1 || !has(t, p.upstream, d) {
 			t.Errorf("got %d uploads, want 1", n)
+		}
+	})
+}
+
+// TestAbandonedUploadsAreBounded checks that some of the large uploads without waiters continue, and that the blobs of
+// the others are missing until they are put again.
+func TestAbandonedUploadsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteThrough)
+		for round := range 2 { // finished uploads do not count
+			gate := p.faultyUpstream.Hold(faulty.Put)
+			var ds []cas.Digest
+			for _, n := range []int{8, 8, 20} { // an upload that is abandoned twice counts once
+				ctx, leave := context.WithCancel(t.Context())
+				var group sync.WaitGroup
+				ds = nil
+				for i := range n {
+					data, d := castest.Blob(byte(20*round+i), 1<<20+1)
+					ds = append(ds, d)
+					group.Go(func() {
+						expect.Error(t, p.store.Put(ctx, d, bytes.NewReader(data)), context.Canceled)
+					})
+				}
+				synctest.Wait()
+				leave()
+				group.Wait()
+				synctest.Wait()
+			}
+			gate.Open()
+			synctest.Wait()
+			unsent := must.Get(p.upstream.Missing(t.Context(), ds))(t)
+			expect.Equal(t, len(unsent), 4, "of 20 blobs were not sent")
+			wantMissing(t, "ended", p.store, ds, unsent)
+			for i := range 20 {
+				if data, d := castest.Blob(byte(20*round+i), 1<<20+1); slices.Contains(unsent, d) {
+					must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(data)))
+				}
+			}
+			wantMissing(t, "put again", p.store, ds, nil)
 		}
 	})
 }

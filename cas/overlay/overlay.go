@@ -120,14 +120,15 @@ type Overlay struct {
 
 	suspect suspects
 
-	mu      sync.Mutex
-	closed  bool                 // guarded by mu
-	flights map[key]*flight      // guarded by mu
-	uploads map[key]*upload      // guarded by mu
-	orphans int                  // guarded by mu; number of flights without waiters
-	late    int                  // guarded by mu; number of queries that nobody waits for any more
-	stats   Stats                // guarded by mu
-	warned  map[string]time.Time // guarded by mu; by message, when it was last logged
+	mu        sync.Mutex
+	closed    bool                 // guarded by mu
+	flights   map[key]*flight      // guarded by mu
+	uploads   map[key]*upload      // guarded by mu
+	orphans   int                  // guarded by mu; number of flights without waiters
+	abandoned int                  // guarded by mu; number of uploads without waiters
+	late      int                  // guarded by mu; number of queries that nobody waits for any more
+	stats     Stats                // guarded by mu
+	warned    map[string]time.Time // guarded by mu; by message, when it was last logged
 }
 
 // A key names a blob of an instance.
