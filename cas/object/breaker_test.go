@@ -257,7 +257,7 @@ func TestRefusingBucketDelaysWriteBack(t *testing.T) {
 				}))(t)
 				in := must.Get(o.Instance(""))(t)
 				b.respond(func(kind string, r *http.Request) (*http.Response, error) {
-					if !c.all && (kind == "probe" || kind == http.MethodGet || kind == http.MethodHead) {
+					if !c.all && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 						return nil, nil
 					}
 					return c.answer(kind, r)

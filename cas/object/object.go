@@ -21,7 +21,8 @@
 // copying it onto itself. What Put stored, Missing reported present or Lookup returned stays for N/2 days; Open renews
 // nothing. S3 cannot copy a blob above 5 GiB in one call, and some servers do not reset the age of an object that is
 // copied onto itself. Missing reports such a blob as absent, and the client puts it again. The same applies to a blob
-// whose object the bucket fails to look up or has refused to read, while it answers a probe.
+// whose object the bucket fails to look up or has refused to read, while it answers a probe, or which it refuses to
+// copy while it accepts uploads.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy. An attempt ends after 10 seconds without
@@ -195,16 +196,21 @@ func (c *Client) probe(ctx context.Context) error {
 	if err != nil && !errors.Is(err, cas.ErrNotFound) || c.writable.Load() {
 		return ignore(err, cas.ErrNotFound)
 	}
-	err = c.newCall(ctx, probe).do("write to the bucket", func(ctx context.Context) error {
+	err = c.probeWrites(ctx)
+	c.writable.Store(err == nil)
+	return err
+}
+
+// probeWrites begins and aborts a multipart upload. A full bucket is no error.
+func (c *Client) probeWrites(ctx context.Context) error {
+	err := c.newCall(ctx, probe).do("write to the bucket", func(ctx context.Context) error {
 		upload, err := c.core.NewMultipartUpload(ctx, c.bucket, c.prefix+"absent", minio.PutObjectOptions{})
 		if err == nil {
 			err = c.core.AbortMultipartUpload(ctx, c.bucket, c.prefix+"absent", upload)
 		}
 		return err
 	})
-	err = ignore(err, cas.ErrUpstreamFull)
-	c.writable.Store(err == nil)
-	return err
+	return ignore(err, cas.ErrUpstreamFull)
 }
 
 // ignore returns err, or nil if it is kind.

@@ -792,7 +792,8 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 			{"copy", 400, "InvalidRequest", true, nil},
 			{"copy", 403, "ObjectNotInActiveTierError", true, nil}, // it is archived
 			{"copy", 503, "SlowDown", false, cas.ErrThrottled},
-			{"copy", 403, "AccessDenied", false, cas.ErrDenied},
+			{"copy", 403, "AccessDenied", true, nil}, // access to its encryption key was revoked
+			{"copy", 403, "RequestTimeTooSkewed", false, cas.ErrDenied},
 			{"HEAD", 503, "SlowDownRead", false, nil},
 			{"HEAD GET", 503, "SlowDownRead", true, nil},
 			{"HEAD GET", 503, "SlowDown", false, cas.ErrThrottled},
@@ -814,6 +815,44 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 				expect.Error(t, store.Check(t.Context()), nil, "the bucket")
 			}
 		}
+	})
+}
+
+// TestDeniedCopies checks that clients upload blobs again if the bucket denies their copies and permits uploads, that
+// otherwise the query fails with the reason, and that each denial is observed.
+func TestDeniedCopies(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		var denials atomic.Int64
+		store := named(t, s.open(t, object.Config{
+			URL: s.url("&expire_days=10"), Observe: func(_ context.Context, c object.Call) {
+				if c.Kind == "copy" && c.Outcome == "denied" && errors.Is(c.Err, cas.ErrDenied) {
+					denials.Add(1)
+				}
+			},
+		}), "")
+		data, d := castest.Blob(1, 1000)
+		put(t, store, data)
+		s.replace(t, s.only(t), data, time.Now().Add(-6*24*time.Hour))
+		deny := func(denied func(r *http.Request, kind string) bool) {
+			s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, kind string, _ int) bool {
+				if denied(r, kind) {
+					refuse(w, 403, "AccessDenied", "")
+				}
+				return denied(r, kind)
+			}})
+		}
+		deny(func(r *http.Request, _ string) bool { return r.Method != http.MethodGet && r.Method != http.MethodHead })
+		_, err := store.Missing(t.Context(), []cas.Digest{d})
+		expect.Error(t, err, cas.ErrDenied, "without permission to write")
+		expect.Message(t, err, "write to the bucket in "+s.scheme)
+		expect.Error(t, store.Err(), nil, "the bucket, which can be read")
+		expect.Equal(t, denials.Load(), 1, "denied copies")
+		deny(func(_ *http.Request, kind string) bool { return kind == "copy" })
+		expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), 1, "missing, with denied copies")
+		expect.Equal(t, denials.Load(), 2, "denied copies")
+		put(t, store, data)
+		expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), 0, "missing, put again")
+		expect.Equal(t, s.uploads(t), 0, "uploads in parts that a probe left")
 	})
 }
 

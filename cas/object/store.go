@@ -193,12 +193,14 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 			cas.ErrNotFound)
 	}
 	var copied minio.UploadInfo
+	var denied bool
 	what += " and renew it"
 	err := s.doCopy(ctx, "copy", what, info.Size, func(ctx context.Context) (err error) {
 		copied, err = s.core.Client.CopyObject(ctx,
 			// S3 rejects a copy without any change
 			minio.CopyDestOptions{Bucket: s.bucket, Object: key, ReplaceMetadata: true},
 			minio.CopySrcOptions{Bucket: s.bucket, Object: key})
+		denied = minio.ToErrorResponse(err).Code == minio.AccessDenied
 		return err
 	})
 	if err == nil && !copied.LastModified.IsZero() && s.expires(copied.LastModified) {
@@ -206,10 +208,27 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 		return fmt.Errorf("%s in %s: it expires soon and copying does not renew it: %w", what, s.target, cas.ErrNotFound)
 	}
 	alone, err := s.failsAlone(ctx, what, err)
+	if denied && errors.Is(err, cas.ErrDenied) {
+		alone, err = s.deniesCopies(ctx, what, err)
+	}
 	if alone {
 		err = unusable(err)
 	}
 	return err
+}
+
+// deniesCopies reports whether the bucket, which denied a copy with err, permits reads and writes: then a new upload
+// replaces the object, for example if access to its encryption key was revoked. Otherwise the upload would fail, too,
+// so deniesCopies returns the error of the probe, and queries fail with it.
+func (s *Store) deniesCopies(ctx context.Context, what string, err error) (bool, error) {
+	failed := s.health.Probe(ctx)
+	if failed == nil {
+		failed = s.probeWrites(ctx)
+	}
+	if failed != nil {
+		return false, fmt.Errorf("%s: %w", what, failed)
+	}
+	return true, err
 }
 
 // failsAlone reports whether err, of a call about one object, concerns that object only: the bucket answers a probe. It
