@@ -5,6 +5,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -115,7 +116,7 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 }
 
 // TestResultsOfAMovedImageAreMisses: a result whose image the action does not determine is a miss once the action names
-// another image, or none, and a hit while the registry does not answer.
+// another image, or none, or one that it no longer gets, and a hit while the registry does not answer.
 func TestResultsOfAMovedImageAreMisses(t *testing.T) {
 	b := newBench(t, compiles)
 	tagged := func(image string) cas.Digest {
@@ -136,13 +137,23 @@ func TestResultsOfAMovedImageAreMisses(t *testing.T) {
 		{"another default", byDefault, b.action(nil), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, false},
 		{"no default any more", policy.Default(), b.action(nil), &cloisterpb.Execution{Image: "x@default", Unpinned: true}, false},
 		{"a registry that fails", policy.Default(), tagged("docker://x:down"), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, true},
+		{"a registry that is not allowed any more", policy.Default(), tagged("docker://x:forbidden"), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, false},
+		{"a tag that is gone", policy.Default(), tagged("docker://x:unknown"), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, false},
+		{"an image that was removed", policy.Default(), tagged("oci:x:unloaded"), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, false},
 		{"an action that is gone", policy.Default(), cas.SHA256.Sum([]byte("gone")), &cloisterpb.Execution{Image: "x@one", Unpinned: true}, false},
 	} {
 		aux := must.Get(anypb.New(c.made))(t)
 		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
 		refuse := results.MovedImage(b.cfg.Instances, c.policy, func(_ context.Context, _, value string) (string, error) {
-			if value == "docker://x:down" {
-				return "", errors.New("connection refused")
+			switch value {
+			case "docker://x:down":
+				return "", fmt.Errorf("resolve: %w", temporaryError{errors.New("connection refused")})
+			case "docker://x:forbidden":
+				return "", errors.New("registry is not allowed")
+			case "docker://x:unknown":
+				return "", errors.New("MANIFEST_UNKNOWN: manifest unknown")
+			case "oci:x:unloaded":
+				return "", fmt.Errorf("no image was loaded: %w", cas.ErrNotFound)
 			}
 			return strings.Replace(strings.TrimPrefix(value, "docker://"), ":", "@", 1), nil
 		})
@@ -151,6 +162,11 @@ func TestResultsOfAMovedImageAreMisses(t *testing.T) {
 		}
 	}
 }
+
+// A temporaryError is an error of Images.Pin that refuses nothing.
+type temporaryError struct{ error }
+
+func (temporaryError) Temporary() bool { return true }
 
 // TestResultsOfIgnoredImagesAreRefused: a result whose image was ignored is refused, however the property is written.
 func TestResultsOfIgnoredImagesAreRefused(t *testing.T) {

@@ -4,10 +4,16 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 // A tag is what a registry answered about one.
@@ -50,7 +56,7 @@ func (l *Library) query(ref Reference) tag {
 	defer func() { <-r.busy }()
 	t := tag{asked: time.Now()}
 	if l.isLate(r) {
-		t.err = fmt.Errorf("resolve image %s: %w", ref, errLate)
+		t.err = &temporary{fmt.Errorf("resolve image %s: %w", ref, errLate)}
 		return t
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, maxQuery, fmt.Errorf("resolve image %s: the registry did not answer within %v", ref, maxQuery))
@@ -61,6 +67,9 @@ func (l *Library) query(ref Reference) tag {
 	if ctx.Err() != nil {
 		l.setLate(r)
 	}
+	if t.err != nil && (ctx.Err() != nil || unanswered(t.err)) {
+		t.err = &temporary{t.err}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.tags) >= maxTags {
@@ -68,6 +77,27 @@ func (l *Library) query(ref Reference) tag {
 	}
 	l.tags[ref.String()] = t
 	return t
+}
+
+// A temporary error says nothing about an image: its registry did not answer.
+type temporary struct{ error }
+
+func (t *temporary) Unwrap() error { return t.error }
+
+// Temporary distinguishes the error from a refusal; see worker.Images.
+func (t *temporary) Temporary() bool { return true }
+
+// unanswered reports whether err, of a query, is one of the network, or an answer that only says to ask again. A
+// certificate that cannot be verified is neither, nor is an answer that is malformed.
+func unanswered(err error) bool {
+	if answer, ok := errors.AsType[*transport.Error](err); ok {
+		code := answer.StatusCode
+		return code >= 500 || code == http.StatusTooManyRequests || code == http.StatusRequestTimeout
+	}
+	_, network := errors.AsType[*net.OpError](err)
+	_, name := errors.AsType[*net.DNSError](err)
+	call, failed := errors.AsType[*url.Error](err)
+	return network || name || failed && call.Timeout() || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // A registry is one of the hosts that are queried for tags. The operator permits them, so there are few.

@@ -5,10 +5,13 @@ package image_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -41,6 +44,8 @@ func TestFrozenRegistryIsNotAskedAgain(t *testing.T) {
 	for i := range 5 {
 		_, err := l.Pin(t.Context(), "", reference(t, fmt.Sprintf("%s/tools:v%d", frozen.host, i)))
 		expect.Message(t, err, "did not answer", "tag %d", i)
+		var late interface{ Temporary() bool }
+		expect.That(t, errors.As(err, &late) && late.Temporary(), "tag %d: got %v, want a temporary error", i, err)
 	}
 	// The first query may try HTTPS and HTTP.
 	if n := asked.Load(); n > 2 {
@@ -231,4 +236,47 @@ func TestTagOfALoadedImageMoves(t *testing.T) {
 			t.Errorf("got %+v, %v, want the image %s of the registry", e, err, digestOf(t, im))
 		}
 	}
+}
+
+// TestRefusalsAreNotTemporary: the errors of Pin distinguish an image that the operator or the registry refuses from a
+// registry that does not answer.
+func TestRefusalsAreNotTemporary(t *testing.T) {
+	temporary := func(err error) bool {
+		var e interface{ Temporary() bool }
+		return errors.As(err, &e) && e.Temporary()
+	}
+	pin := func(ref image.Reference, allowed ...string) error {
+		l := open(t, func(c *image.LibraryConfig) { c.Allowed = allowed })
+		return expect.Err(l.Pin(t.Context(), "", ref))
+	}
+	s := serve(t)
+	ref := s.push(t, "tools:v1", simple(t, "one"))
+	err := pin(ref)
+	expect.That(t, errors.Is(err, image.ErrNotAllowed) && !temporary(err), "a registry that is not allowed: got %v", err)
+	err = pin(reference(t, s.host+"/tools:v2"), s.host)
+	expect.That(t, err != nil && !temporary(err), "an unknown tag: got %v", err)
+	for code, want := range map[int]bool{
+		http.StatusUnauthorized: false, http.StatusForbidden: false, http.StatusNotFound: false, http.StatusGone: false,
+		http.StatusInsufficientStorage: true, // other 5xx and 429 are retried for seconds
+	} {
+		for _, part := range []string{"/manifests/", "/v2/"} {
+			s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+				if strings.Contains(r.URL.Path, part) {
+					w.WriteHeader(code)
+				}
+				return strings.Contains(r.URL.Path, part)
+			})
+			err := pin(ref, s.host)
+			expect.That(t, err != nil && temporary(err) == want, "status %d of %s: got %v, want it temporary: %t", code, part, err, want)
+		}
+	}
+	s.Close()
+	err = pin(ref, s.host)
+	expect.That(t, temporary(err), "a refused connection: got %v", err)
+	untrusted := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(untrusted.Close)
+	untrusted.Config.ErrorLog = log.New(io.Discard, "", 0)
+	host := strings.TrimPrefix(untrusted.URL, "https://")
+	err = pin(reference(t, host+"/tools:v1"), host)
+	expect.That(t, err != nil && !temporary(err), "an unknown certificate: got %v", err)
 }

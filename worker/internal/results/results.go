@@ -5,6 +5,7 @@ package results
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -105,7 +106,8 @@ func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 
 // MovedImage returns a function for Filter that refuses results of an unpinned image if the action would now run in
 // another one: its tag moved, or the default properties of p changed. pin resolves the value of an instance's image
-// property to a reference with a digest. While pin fails, such results are served. next provides the actions.
+// property to a reference with a digest. Such results are served while pin fails with a temporary error, that is one with
+// a method Temporary that returns true; other errors mean that the action cannot run any more. next provides the actions.
 func MovedImage(next cas.Instances, p *policy.Policy, pin func(ctx context.Context, instance, value string) (string, error)) Refusal {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) string {
 		made := Recorded(r)
@@ -127,8 +129,13 @@ func MovedImage(next cas.Instances, p *policy.Policy, pin func(ctx context.Conte
 			}
 		}
 		if !strings.EqualFold(now, NoImage) {
-			if now, err = pin(ctx, instance, now); err != nil {
+			now, err = pin(ctx, instance, now)
+			var late interface{ Temporary() bool } // optional interface of the errors of worker.Images
+			switch {
+			case errors.As(err, &late) && late.Temporary():
 				return ""
+			case err != nil:
+				return fmt.Sprintf("it was made in the image %+.300q, which the action no longer gets: %v", made.Image, err)
 			}
 		}
 		if now != made.Image {
