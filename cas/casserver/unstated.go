@@ -138,28 +138,34 @@ func (s decidingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error
 	return cas.Mismatch(d, d.Function().Sum(data))
 }
 
-// putAsEach writes a blob under every candidate function. All writes but one fail, since the content does not match.
+// putAsEach writes a blob under every candidate function. All writes but one fail, since the content does not match. If
+// the store has no room for the one that matches, which may be due to the others, the client must send the blob again.
 func (s decidingStore) putAsEach(ctx context.Context, d cas.Digest, r io.Reader) error {
 	f := &fork{put: func(d cas.Digest, r io.Reader) error { return s.Store.Put(ctx, d, r) }, others: s.others}
 	defer f.end(errNotMeant)
-	tee := io.TeeReader(r, f)
+	all := append([]cas.Digest{d}, s.others...)
+	hashes, sums := newHashes(all)
+	tee := io.TeeReader(io.TeeReader(r, sums), f)
 	err := s.Store.Put(ctx, d, tee)
-	if err == nil {
+	switch {
+	case err == nil:
 		return s.report(d.Function())
-	}
-	if !errors.Is(err, cas.ErrMismatch) {
+	case errors.Is(err, cas.ErrMismatch), errors.Is(err, cas.ErrFull) && f.to != nil:
+	default:
 		return err
 	}
 	if _, err := io.Copy(io.Discard, tee); err != nil { // the other puts need the rest
 		return err
 	}
 	f.end(nil)
-	for i, other := range f.errs {
+	for i, e := range append([]error{err}, f.errs...) {
 		switch {
-		case other == nil:
-			return s.report(s.others[i].Function())
-		case !errors.Is(other, cas.ErrMismatch):
-			err = other
+		case e == nil:
+			return s.report(all[i].Function())
+		case errors.Is(e, cas.ErrFull) && all[i].Function().Digest(hashes[i], d.Size()) == all[i]:
+			return s.refuse(all[i].Function())
+		case !errors.Is(e, cas.ErrMismatch):
+			err = e
 		}
 	}
 	return err
@@ -218,13 +224,8 @@ func (f *fork) end(err error) {
 // putUnread stores a blob if it has the assumed function. Otherwise it reports the actual one and asks the client to
 // send the blob again.
 func (s decidingStore) putUnread(ctx context.Context, d cas.Digest, r io.Reader) error {
-	hashes := make([]hash.Hash, len(s.others))
-	all := make([]io.Writer, len(s.others))
-	for i, other := range s.others {
-		hashes[i] = other.Function().New(d.Size())
-		all[i] = hashes[i]
-	}
-	err := s.Store.Put(ctx, d, io.TeeReader(r, io.MultiWriter(all...)))
+	hashes, sums := newHashes(s.others)
+	err := s.Store.Put(ctx, d, io.TeeReader(r, sums))
 	if err == nil {
 		return s.report(d.Function())
 	}
@@ -232,14 +233,28 @@ func (s decidingStore) putUnread(ctx context.Context, d cas.Digest, r io.Reader)
 		return err
 	}
 	for i, other := range s.others {
-		if other.Function().Digest(hashes[i], d.Size()) != other {
-			continue
+		if other.Function().Digest(hashes[i], d.Size()) == other {
+			return s.refuse(other.Function())
 		}
-		if err := s.report(other.Function()); err != nil {
-			return err
-		}
-		return fmt.Errorf("%w: the digest function of this client was unknown before this upload: %v; send the blob again",
-			cas.ErrUnavailable, other.Function())
 	}
 	return err
+}
+
+// newHashes returns the hashes of the functions of ds, and a writer to all of them.
+func newHashes(ds []cas.Digest) (hashes []hash.Hash, to io.Writer) {
+	var all []io.Writer
+	for _, d := range ds {
+		h := d.Function().New(d.Size())
+		hashes, all = append(hashes, h), append(all, h)
+	}
+	return hashes, io.MultiWriter(all...)
+}
+
+// refuse reports the function of a blob that is not stored, and asks the client to send the blob again.
+func (s decidingStore) refuse(f cas.Function) error {
+	if err := s.report(f); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: the digest function of this client was unknown before this upload: %v; send the blob again",
+		cas.ErrUnavailable, f)
 }

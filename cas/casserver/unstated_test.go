@@ -290,30 +290,69 @@ func (s failingFor) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return s.Store.Put(ctx, d, r)
 }
 
-// A put of a large blob under a function fails the upload only if the blob has that function.
+// A put of a large blob under a function fails the upload only if the blob has that function. If the store was full, the
+// client sends the blob again once the function is known.
 func TestLargeBlobWithAPutThatFails(t *testing.T) {
 	data := noise(17 << 20)
 	for _, c := range []struct {
-		fails cas.Function
-		err   error
-		want  codes.Code
+		fails, has cas.Function
+		err        error
+		want       codes.Code
 	}{
-		{cas.SHA256, cas.ErrFull, codes.ResourceExhausted}, // the assumed one: the rest is not read
-		{cas.BLAKE3, cas.ErrFull, codes.ResourceExhausted},
-		{cas.SHA256TREE, cas.ErrFull, codes.OK},
-		{cas.SHA256, nil, codes.Internal},
-		{cas.SHA256TREE, nil, codes.Internal}, // a panic is never ignored
+		{cas.SHA256, cas.BLAKE3, cas.ErrUnwritable, codes.Unavailable}, // the assumed one: the rest is not read
+		{cas.SHA256, cas.BLAKE3, cas.ErrFull, codes.OK},
+		{cas.SHA256, cas.SHA256, cas.ErrFull, codes.Unavailable},
+		{cas.BLAKE3, cas.BLAKE3, cas.ErrFull, codes.Unavailable},
+		{cas.BLAKE3, cas.BLAKE3, cas.ErrUnwritable, codes.Unavailable},
+		{cas.SHA256TREE, cas.BLAKE3, cas.ErrFull, codes.OK},
+		{cas.SHA256, cas.BLAKE3, nil, codes.Internal},
+		{cas.SHA256TREE, cas.BLAKE3, nil, codes.Internal}, // a panic is never ignored
 	} {
-		t.Run(fmt.Sprint(c.fails, c.err), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.fails, c.has, c.err), func(t *testing.T) {
 			m, l := castest.NewMemory(), &learner{}
 			client := l.serve(t, failingFor{failing{m, c.err}, c.fails}, m)
-			d := cas.BLAKE3.Sum([]byte(data))
+			d := c.has.Sum([]byte(data))
 			wantCode(t, uploadForms["several messages"](t, client, d, data), c.want)
+			if c.err == cas.ErrFull {
+				expect.Slices(t, l.learned, []cas.Function{c.has}, "functions learned")
+			}
 			if c.want == codes.OK {
 				expect.Slices(t, m.Digests(), []cas.Digest{d}, "blobs")
 			} else if c.err != nil {
 				expect.Equal(t, m.Len(), 0, "blobs")
 			}
+		})
+	}
+}
+
+// A narrow store has room for the writes of one blob at a time.
+type narrow struct {
+	cas.Store
+	room chan struct{}
+}
+
+func (s narrow) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	select {
+	case s.room <- struct{}{}:
+		defer func() { <-s.room }()
+		return s.Store.Put(ctx, d, r)
+	default:
+		return cas.ErrFull
+	}
+}
+
+// A large blob for which the store has room only once is stored, at the latest when the client sends it again.
+func TestLargeBlobFillsTheStore(t *testing.T) {
+	data := noise(17 << 20)
+	for f, want := range map[cas.Function]codes.Code{cas.SHA256: codes.OK, cas.BLAKE3: codes.Unavailable} {
+		t.Run(f.String(), func(t *testing.T) {
+			m, l := castest.NewMemory(), &learner{}
+			client := l.serve(t, narrow{m, make(chan struct{}, 1)}, m)
+			d := f.Sum([]byte(data))
+			wantCode(t, uploadForms["several messages"](t, client, d, data), want)
+			expect.Slices(t, l.learned, []cas.Function{f}, "functions learned")
+			wantCode(t, uploadForms["several messages"](t, client, d, data), codes.OK)
+			expect.Slices(t, m.Digests(), []cas.Digest{d}, "blobs")
 		})
 	}
 }
