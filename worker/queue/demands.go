@@ -9,15 +9,25 @@ import (
 )
 
 // maxDemands limits the distinct demands of the waiting actions of one instance. Clients choose them, and each slot
-// that becomes free checks all of them.
-const maxDemands = 1000
+// that becomes free checks all of them. maxCallerDemands limits those of one authenticated caller.
+const (
+	maxDemands       = 1000
+	maxCallerDemands = maxDemands / 2
+)
 
 // A demand counts the waiting actions of one instance with equal demands, even if they avoid different workers. Nested
 // actions do not count, since the actions that requested them wait for them.
 type demand struct {
 	key, instance string
+	caller        callerKey // of the first action
 	waiting       int
 }
+
+// A callerKey identifies an authenticated caller in an instance.
+type callerKey struct{ instance, caller string }
+
+// callerKey returns the key of the caller of j.
+func (j *job) callerKey() callerKey { return callerKey{j.req.Task.Instance, j.req.Caller} }
 
 // noteWaiting counts j, which waits for a slot.
 func (q *Queue) noteWaiting(j *job) {
@@ -27,9 +37,10 @@ func (q *Queue) noteWaiting(j *job) {
 	key := j.appendDemands(nil)
 	d := q.demands[string(key)]
 	if d == nil {
-		d = &demand{key: string(key), instance: j.req.Task.Instance}
+		d = &demand{key: string(key), instance: j.req.Task.Instance, caller: j.callerKey()}
 		q.demands[d.key] = d
 		q.distinct[d.instance]++
+		q.callers[d.caller]++
 	}
 	d.waiting++
 	j.demand = d
@@ -49,32 +60,39 @@ func (q *Queue) noteTaken(j *job) {
 	if q.distinct[d.instance]--; q.distinct[d.instance] == 0 {
 		delete(q.distinct, d.instance)
 	}
+	if q.callers[d.caller]--; q.callers[d.caller] == 0 {
+		delete(q.callers, d.caller)
+	}
 }
 
-// admitDemands returns a fault if j, a new job, would have to wait and exceed maxDemands. Jobs that wait again are
-// always accepted.
+// admitDemands returns a fault if j, a new job, would have to wait and exceed maxDemands or maxCallerDemands. Jobs
+// that wait again are always accepted.
 func (q *Queue) admitDemands(j *job) *worker.Fault {
-	instance := j.req.Task.Instance
+	instance, caller := j.req.Task.Instance, j.callerKey()
+	share := caller.caller != "" && q.callers[caller] >= maxCallerDemands
 	switch {
-	case j.depth() > 0, q.distinct[instance] < maxDemands, q.demands[string(j.appendDemands(nil))] != nil:
+	case j.depth() > 0, q.distinct[instance] < maxDemands && !share, q.demands[string(j.appendDemands(nil))] != nil:
 		return nil
 	case q.unmatchable(j, time.Now()) != nil, q.leastLoadedSlot(j) != nil: // it would not wait
 		return nil
-	case q.dropDemand(instance):
+	case q.dropDemand(func(d *demand) bool { return d.instance == instance && (!share || d.caller == caller) }):
 		return nil
+	case share:
+		return fault(worker.FaultExhausted, "%d different sets of platform properties of this caller are queued in instance %+q, which "+
+			"is the limit; retry later", maxCallerDemands, instance)
 	}
 	return fault(worker.FaultExhausted,
 		"%d different sets of platform properties are queued in instance %+q, which is the limit; retry later", maxDemands, instance)
 }
 
-// dropDemand makes room for another demand of an instance. It cancels the operation whose last client left first, among
-// those without a client for Config.CancelGrace whose demands no other waiting operation has. It reports whether it
-// found one.
-func (q *Queue) dropDemand(instance string) bool {
+// dropDemand makes room for another demand by ending one that may returns true for. It cancels the operation whose last
+// client left first, among those without a client for Config.CancelGrace whose demands no other waiting operation has.
+// It reports whether it found one.
+func (q *Queue) dropDemand(may func(*demand) bool) bool {
 	var oldest *Operation
 	for _, b := range q.ready.Buckets() {
 		j := b.Peek()
-		if d := j.demand; d == nil || d.instance != instance || d.waiting > 1 || len(j.ops) > 1 {
+		if d := j.demand; d == nil || !may(d) || d.waiting > 1 || len(j.ops) > 1 {
 			continue
 		}
 		for o := range j.ops {

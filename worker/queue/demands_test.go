@@ -182,3 +182,36 @@ func TestNestedDemandsAreNotBounded(t *testing.T) {
 		wantStage(t, nested("one more", mostDemands+1), repb.ExecutionStage_QUEUED)
 	})
 }
+
+// TestCallersLeaveDemandsToOthers checks that one authenticated caller may not use up an instance's demands, that its
+// own abandoned demands make room for it and those of others do not, and that its demands are counted no longer than
+// they wait.
+func TestCallersLeaveDemandsToOthers(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		by := func(caller string, i int) *queue.Operation {
+			t.Helper()
+			return submit(t, q, fmt.Sprint(caller, i), func(r *queue.Request) {
+				kind(i)(r)
+				r.Caller = caller
+			})
+		}
+		var greedy []*queue.Operation
+		for i := range mostDemands / 2 {
+			greedy = append(greedy, by("greedy", i))
+		}
+		abandoned := by("other", mostDemands)
+		abandoned.Follow()(false)
+		time.Sleep(10 * time.Second) // more than CancelGrace
+		wantFault(t, by("greedy", mostDemands+1), worker.FaultExhausted)
+		wantStage(t, abandoned, repb.ExecutionStage_QUEUED)
+		wantStage(t, by("greedy", mostDemands), repb.ExecutionStage_QUEUED) // equal demands
+		wantStage(t, by("other", mostDemands+1), repb.ExecutionStage_QUEUED)
+		greedy[1].Follow()(false)
+		time.Sleep(10 * time.Second)
+		wantStage(t, by("greedy", mostDemands+2), repb.ExecutionStage_QUEUED)
+		wantFault(t, greedy[1], worker.FaultCancelled)
+		wantFault(t, by("greedy", mostDemands+3), worker.FaultExhausted)
+		greedy[0].Cancel("requested")
+		wantStage(t, by("greedy", mostDemands+3), repb.ExecutionStage_QUEUED)
+	})
+}

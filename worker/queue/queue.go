@@ -106,6 +106,7 @@ type Queue struct {
 	undrained          map[string]bool           // names of workers exempt from drainJoining
 	demands            map[string]*demand        // of the jobs in ready, by the result of appendDemands
 	distinct           map[string]int            // number of demands, by instance
+	callers            map[callerKey]int         // number of demands, by the caller of the first action with them
 	visits             int                       // workers and operations that searches have visited, for tests
 	// Prefetching.
 	fetched   int64     // bytes reserved of Config.FetchBytes
@@ -140,6 +141,7 @@ func New(c Config) (*Queue, error) {
 		pulling:   make(map[*job]bool),
 		demands:   make(map[string]*demand),
 		distinct:  make(map[string]int),
+		callers:   make(map[callerKey]int),
 		started:   time.Now(),
 	}
 	q.restoreDrains(c.Drains)
