@@ -86,6 +86,8 @@ func init() { //nolint:gochecknoinits // as in package earlyinit
 	case os.Args[0] == nameWorker && os.Getppid() == 1:
 		namespace.Init()
 		err = workerMain()
+	case os.Args[0] == nameQEMU && os.Getpid() == 1:
+		err = qemuMain()
 	case os.Args[0] == nameDriver && os.Getpid() == 1:
 		err = driverMain()
 	case os.Args[0] == guestProgram:

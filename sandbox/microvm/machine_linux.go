@@ -78,7 +78,7 @@ func (b *backend) arguments() []string {
 	}
 	args = append(args, how...)
 	for i := range ports {
-		args = append(args, "-chardev", fmt.Sprintf("socket,id=port%d,fd=%d", i, 5+i),
+		args = append(args, "-chardev", fmt.Sprintf("socket,id=port%d,fd=%d", i, firstPortQEMU+i),
 			"-device", fmt.Sprintf("virtserialport,chardev=port%d,name=%s", i, portName(i)))
 	}
 	return args
@@ -167,25 +167,36 @@ func (m *machine) connect() (theirs []*os.File, err error) {
 	return theirs, nil
 }
 
+// nameQEMU is the name under which this program becomes QEMU, as the first process of a pid namespace.
+const nameQEMU = "cloister-qemu"
+
+// firstPortQEMU is QEMU's descriptor of the first port; the others follow.
+const firstPortQEMU = 5
+
 // qemuCommand returns the command that starts QEMU with the guest's ends of the ports, without rights on this host
-// except to its descriptors and to KVM.
+// except to its descriptors and to KVM: this program as qemuMain.
 func (b *backend) qemuCommand(m *machine, theirs []*os.File) (*exec.Cmd, error) {
-	cmd := exec.Command(b.program) //nolint:noctx // kill ends it
-	cmd.Args, cmd.Env, cmd.Dir = b.arguments(), []string{}, "/"
-	cmd.Stdout, cmd.Stderr = &m.console, &m.console
-	cmd.ExtraFiles = append([]*os.File{b.kernel, b.initrd}, theirs...)
-	user := uint32(zygote.CommandUser(m.cell.number))
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
-		Setsid:     true, Pdeathsig: unix.SIGKILL, Credential: &syscall.Credential{Uid: user, Gid: user},
+	files := append([]*os.File{b.kernel, b.initrd}, theirs...)
+	return b.confined(m, files, nameQEMU, append([]string{b.program}, b.arguments()...)...)
+}
+
+// qemuMain becomes QEMU. It has the arguments of qemuCommand.
+func qemuMain() error {
+	runtime.LockOSThread() // no_new_privs is an attribute of a thread
+	if len(os.Args) < 5 {
+		return fmt.Errorf("got arguments %q", os.Args)
 	}
-	if !b.emulated {
-		var err error
-		if cmd.SysProcAttr.Credential.Groups, err = groups(device); err != nil {
-			return nil, err
-		}
+	u, err := parseUser(os.Args[1], os.Args[2])
+	if err != nil {
+		return err
 	}
-	return cmd, nil
+	if err := separateMounts(); err != nil {
+		return err
+	}
+	if err := u.become(firstPortQEMU); err != nil {
+		return err
+	}
+	return fmt.Errorf("start %s: %w", os.Args[3], syscall.Exec(os.Args[3], os.Args[4:], nil))
 }
 
 // start starts QEMU from a thread that lives as long as QEMU, because the kernel kills QEMU when that thread ends

@@ -232,12 +232,35 @@ func TestMachinesHaveNoRights(t *testing.T) {
 		if strings.Contains(status, "\nUid:\t0\t") {
 			t.Errorf("QEMU is root:\n%s", status)
 		}
-		for _, kind := range []string{"net", "pid", "ipc", "uts"} {
+		for _, kind := range []string{"mnt", "net", "pid", "ipc", "uts"} {
 			if theirs, ours := must.Get(os.Readlink("/proc/"+pid+"/ns/"+kind))(t), must.Get(os.Readlink("/proc/self/ns/"+kind))(t); theirs == ours {
 				t.Errorf("QEMU is in this process's %s namespace", kind)
 			}
 		}
 		checkFiles(t, pid)
+	}
+}
+
+// TestMachinesOfOtherWorkersAreOutOfReach: machines of different workers have the same users. What escapes from one can
+// read its own QEMU's environment, but neither that of another nor, by the same rules, its memory.
+func TestMachinesOfOtherWorkersAreOutOfReach(t *testing.T) {
+	backend(t)
+	backend(t)
+	machines := children(t, os.Getpid())
+	if len(machines) != 2 {
+		t.Fatalf("got machines %v, want two", machines)
+	}
+	for _, pid := range machines {
+		var st unix.Stat_t
+		must.Succeed(t, unix.Stat("/proc/"+pid, &st))
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c",
+			`for p in /proc/[0-9]*; do if (: <$p/environ) 2>/dev/null; then tr '\0' '\n' <$p/cmdline | head -n 1; fi; done`)
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: "/proc/" + pid + "/root", Credential: &syscall.Credential{Uid: st.Uid, Gid: st.Gid}}
+		out := string(must.Get(cmd.CombinedOutput())(t))
+		if got := strings.Count(out, "qemu-system-x86_64\n"); got != 1 {
+			t.Errorf("user %d of machine %s can read %d QEMUs, want its own:\n%s", st.Uid, pid, got, out)
+		}
 	}
 }
 

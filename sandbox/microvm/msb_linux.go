@@ -14,13 +14,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/internal/preflight"
-	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
 
@@ -98,30 +95,9 @@ func askMSB(ctx context.Context, limit time.Duration, file string, args ...strin
 }
 
 // msbCommand returns the command that runs a machine in msb with the guest's ends of its ports: this program as
-// driverMain, in namespaces with which everything that msb starts ends.
+// driverMain.
 func (b *backend) msbCommand(m *machine, theirs []*os.File) (*exec.Cmd, error) {
-	group := ""
-	if !b.emulated {
-		gids, err := groups(device)
-		if err != nil {
-			return nil, err
-		}
-		if len(gids) > 0 {
-			group = fmt.Sprint(gids[0])
-		}
-	}
-	cmd := exec.Command("/proc/self/exe") //nolint:noctx // kill ends it
-	cmd.Args = []string{
-		nameDriver, b.program, b.noNet, fmt.Sprintf("%dM", b.memory>>20), fmt.Sprint(zygote.CommandUser(m.cell.number)), group,
-	}
-	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.Stdout, cmd.Stderr = &m.console, &m.console
-	cmd.ExtraFiles = theirs
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
-		Setsid:     true, Pdeathsig: unix.SIGKILL,
-	}
-	return cmd, nil
+	return b.confined(m, theirs, nameDriver, b.program, b.noNet, fmt.Sprintf("%dM", b.memory>>20))
 }
 
 // firstPort is the driver's descriptor of the first port; the others follow.
@@ -129,10 +105,9 @@ const firstPort = 3
 
 // A driver runs msb for one machine.
 type driver struct {
+	user
 	msb    msb
 	memory string
-	user   int
-	group  int // that may open KVM, or -1
 }
 
 // driverMain is the first process of the namespaces of a machine. It has the arguments of msbCommand.
@@ -141,16 +116,11 @@ func driverMain() error {
 	if len(os.Args) != 6 {
 		return fmt.Errorf("got arguments %q", os.Args)
 	}
-	d := driver{msb: msb{os.Args[1], os.Args[2]}, memory: os.Args[3], group: -1}
-	var err error
-	if d.user, err = strconv.Atoi(os.Args[4]); err != nil {
+	u, err := parseUser(os.Args[1], os.Args[2])
+	if err != nil {
 		return err
 	}
-	if os.Args[5] != "" {
-		if d.group, err = strconv.Atoi(os.Args[5]); err != nil {
-			return err
-		}
-	}
+	d := driver{user: u, msb: msb{os.Args[3], os.Args[4]}, memory: os.Args[5]}
 	var theirs []*os.File
 	for i := range ports {
 		fd := firstPort + i
@@ -163,22 +133,16 @@ func driverMain() error {
 	if err := d.prepare(); err != nil {
 		return err
 	}
-	if err := d.drop(); err != nil {
-		return fmt.Errorf("become user %d: %w", d.user, err)
+	if err := d.become(firstPort); err != nil {
+		return err
 	}
 	return d.run(theirs)
 }
 
 // prepare makes the directories of msb: its state, and the root of the guest with this program.
 func (d *driver) prepare() error {
-	// Slaves, so that a run does not keep mounted what this host unmounts.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("separate the mounts from this host's: %w", err)
-	}
-	// What escapes from the machine, or from msb, leaves nothing in directories in which every user may write.
-	readOnly := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
-	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &readOnly); err != nil {
-		return fmt.Errorf("make mounts read-only: %w", err)
+	if err := separateMounts(); err != nil {
+		return err
 	}
 	program, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -186,12 +150,9 @@ func (d *driver) prepare() error {
 	}
 	// The guest may fill it. Its pages count for the control group of the machine.
 	size := int64(len(program)) + 128<<20
-	data := fmt.Sprintf("mode=0755,uid=%d,gid=%d,size=%d,nr_inodes=%d", d.user, d.user, size, 64<<10)
+	data := fmt.Sprintf("mode=0755,uid=%d,gid=%d,size=%d,nr_inodes=%d", d.id, d.id, size, 64<<10)
 	if err := unix.Mount("cloister", driverDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		return fmt.Errorf("mount a tmpfs on %s: %w", driverDir, err)
-	}
-	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return fmt.Errorf("mount /proc: %w", err)
 	}
 	root := filepath.Join(driverDir, "root")
 	for _, dir := range []string{"dev", "proc", "sys", "tmp", "run", hostDir, "etc"} {
@@ -201,39 +162,7 @@ func (d *driver) prepare() error {
 	}
 	home := filepath.Join(driverDir, "home")
 	return errors.Join(os.WriteFile(filepath.Join(root, guestProgram), program, 0o755),
-		os.Mkdir(home, 0o700), os.Chown(home, d.user, d.user), os.Chown(root, d.user, d.user))
-}
-
-// drop gives up all rights but those to the descriptors, to the tmpfs, and to KVM.
-func (d *driver) drop() error {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	var supplementary []int
-	if d.group >= 0 {
-		supplementary = []int{d.group}
-	}
-	if err := syscall.Setgroups(supplementary); err != nil {
-		return err
-	}
-	if err := syscall.Setgid(d.user); err != nil {
-		return err
-	}
-	if err := syscall.Setuid(d.user); err != nil {
-		return err
-	}
-	// The change of the user has cleared this signal. The worker may have ended before it is set again.
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return err
-	}
-	worker := []unix.PollFd{{Fd: firstPort}}
-	if _, err := unix.Poll(worker, 0); err != nil {
-		return err
-	}
-	if worker[0].Revents&unix.POLLHUP != 0 {
-		return errors.New("the worker has ended")
-	}
-	return nil
+		os.Mkdir(home, 0o700), os.Chown(home, d.id, d.id), os.Chown(root, d.id, d.id))
 }
 
 // run creates the sandbox and runs the guest in it, whose stdin and stdout carry all ports.
