@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -152,7 +153,13 @@ func end(ctx context.Context, name string) (dir string, held *os.File, err error
 	for {
 		held, err := localworker.Hold(dir, false)
 		if err == nil {
-			return dir, held, nil
+			if _, err := os.Stat(filepath.Join(dir, tempFile)); errors.Is(err, os.ErrNotExist) {
+				return dir, held, nil
+			}
+			held.Close()
+			if err := sweep(filepath.Dir(dir)); err != nil { // the supervisor was killed meanwhile
+				return "", nil, err
+			}
 		}
 		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 			return "", nil, errAbsent(name) // another process has removed it

@@ -12,8 +12,9 @@
 // A directory is created beside them, in "moving", and gets its name once it is locked. To be removed, it is first
 // moved back.
 //
-// An unlocked directory whose state records no end was left by a killed supervisor. The kernel has removed its
-// processes and mounts; every operation first removes the rest.
+// A supervisor removes the file temp once it has cleaned up. An unlocked directory with this file, or whose state
+// records no end, was left by a killed one. The kernel has removed its processes and mounts; every operation first
+// removes the rest.
 package environments
 
 import (

@@ -123,6 +123,53 @@ func TestSweepOfTemporaryDirectories(t *testing.T) {
 	expect.Error(t, expect.Err(os.Stat(note)), os.ErrNotExist, "the note after the next sweep")
 }
 
+// TestSweepAfterARecordedEnd: a supervisor may be killed after it has recorded the end of its sandbox and before it has
+// cleaned up. The sandbox keeps its directory, with its log.
+func TestSweepAfterARecordedEnd(t *testing.T) {
+	all := filepath.Join(t.TempDir(), "sandboxes")
+	dir, temp := filepath.Join(all, "dev"), t.TempDir()
+	must.Succeed(t, os.MkdirAll(dir, 0o700))
+	must.Succeed(t, must.Get(localworker.Hold(dir, true))(t).Close())
+	must.Succeed(t, write(dir, &State{Ended: time.Now()}))
+	left, held, _, err := localworker.NewDir(temp)
+	must.Succeed(t, errors.Join(err, held.Close()))
+	expect.Error(t, sweep(all), nil, "sweep without a note")
+	expect.Error(t, expect.Err(os.Stat(left)), nil, "a directory without a note")
+	note := filepath.Join(dir, tempFile)
+	must.Succeed(t, os.WriteFile(note, []byte(temp), 0o600))
+	expect.Error(t, sweep(all), nil, "sweep with a note")
+	expect.Error(t, expect.Err(os.Stat(left)), os.ErrNotExist, "the noted directory")
+	expect.Error(t, expect.Err(os.Stat(note)), os.ErrNotExist, "the note")
+	expect.Error(t, expect.Err(read(dir)), nil, "the state")
+}
+
+// TestRemoveAfterAKill: a supervisor may be killed while a client waits for the end of its sandbox. The client then
+// removes the noted directory, too.
+func TestRemoveAfterAKill(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	dir, held, err := claim("dev")
+	must.Succeed(t, err)
+	temp := t.TempDir()
+	left, other, _, err := localworker.NewDir(temp)
+	must.Succeed(t, errors.Join(err, other.Close()))
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, tempFile), []byte(temp), 0o600))
+	must.Succeed(t, write(dir, &State{PID: os.Getpid()}))
+	l := must.Get(unixsocket.Listen(dir, socketFile))(t)
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			l.Close()
+			held.Close()
+			conn.Close()
+		}
+	}()
+	_, err = Remove(t.Context(), "dev")
+	if e, ok := errors.AsType[*exit.Error](err); !ok || e.Code != exit.Absent {
+		t.Errorf("got %v, want exit code %d, as for a killed sandbox", err, exit.Absent)
+	}
+	expect.Error(t, expect.Err(os.Stat(dir)), os.ErrNotExist, "the sandbox")
+	expect.Error(t, expect.Err(os.Stat(left)), os.ErrNotExist, "the noted directory")
+}
+
 // TestKilledSupervisorIsAwaited: a supervisor that was killed keeps its lock for a moment, in which it does not live.
 func TestKilledSupervisorIsAwaited(t *testing.T) {
 	dir := t.TempDir()

@@ -66,7 +66,10 @@ func (c *Config) supervise(ctx context.Context, dir string, ready func(*State) e
 		return err
 	}
 	err = s.run(ctx, ready)
-	return errors.Join(err, s.worker.Close())
+	if closeErr := s.worker.Close(); closeErr != nil {
+		return errors.Join(err, closeErr) // a sweep removes the rest
+	}
+	return errors.Join(err, os.Remove(filepath.Join(dir, tempFile)))
 }
 
 // run starts the environment, serves it and ends it.

@@ -20,7 +20,7 @@ import (
 )
 
 // sweep removes what killed supervisors left: directories of sandboxes in dir, their temporary directories and their
-// control groups.
+// control groups. It keeps the directory of a sandbox whose end is recorded.
 func sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -35,16 +35,23 @@ func sweep(dir string) error {
 			continue // it lives, or is being created
 		}
 		s, err := read(path)
-		if errors.Is(err, os.ErrNotExist) || err == nil && s.Running {
+		note := filepath.Join(path, tempFile)
+		temp, noteErr := os.ReadFile(note)
+		if errors.Is(err, os.ErrNotExist) || err == nil && (s.Running || noteErr == nil) {
 			died = true
+			ended := err == nil && !s.Running // but its supervisor was killed before it had cleaned up
 			err = nil
-			if temp, readErr := os.ReadFile(filepath.Join(path, tempFile)); readErr == nil && filepath.IsAbs(string(temp)) {
-				// Sweep before discard removes the note, since Sweep may fail and this process may be killed, too. Sweep
-				// again below, since the kernel may release the lock of a temporary directory later than that of the sandbox.
+			if noteErr == nil && filepath.IsAbs(string(temp)) {
+				// Sweep before the note is removed, since Sweep may fail and this process may be killed, too. Sweep again
+				// below, since the kernel may release the lock of a temporary directory later than that of the sandbox.
 				_, err = localworker.Sweep(string(temp))
 				temps[string(temp)] = true
 			}
-			if err == nil {
+			switch {
+			case err != nil:
+			case ended:
+				err = os.Remove(note)
+			default:
 				err = discard(path)
 			}
 		}
