@@ -99,8 +99,10 @@ func Logs(name string) ([]LogLine, error) {
 		lines = append(lines, LogLine{when, rest})
 	}
 	if partial {
-		lines = append(lines, LogLine{time.Now().UTC().Truncate(time.Second),
-			fmt.Sprintf("%s lacks lines: they could not be written, or exceeded %s", path, sandbox.Bytes(maxLog))})
+		lines = append(lines, LogLine{
+			time.Now().UTC().Truncate(time.Second),
+			fmt.Sprintf("%s lacks lines: they could not be written, or exceeded %s", path, sandbox.Bytes(maxLog)),
+		})
 	}
 	return lines, nil
 }
