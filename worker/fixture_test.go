@@ -52,7 +52,7 @@ type function struct {
 
 	bytes, files int64 // of the last workspace
 	root         *os.Root
-	closing      error // of workspaces
+	closing      error // error of closing a workspace
 }
 
 func (f *function) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {

@@ -23,7 +23,7 @@ import (
 // must be safe for concurrent use. Errors of the instance's store, such as cas.ErrUnavailable and cas.ErrFull, keep
 // their meaning, and so does cas.ErrInvalid. Any other error, including cas.ErrNotFound, means that the action cannot
 // run until the action, the operator's permissions or the registry change. An error of Pin may have a method
-// Temporary() bool: while it returns true, cached results of the action are still served.
+// Temporary() bool. If it returns true, cached results of the action are still served.
 type Images interface {
 	// Pin returns the reference, with its digest, of the image that a property value names in an instance, such as
 	// "docker://REGISTRY/REPOSITORY:TAG". It fails if the operator does not permit the image, and pulls nothing.

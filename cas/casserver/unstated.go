@@ -240,7 +240,7 @@ func (s decidingStore) putUnread(ctx context.Context, d cas.Digest, r io.Reader)
 	return err
 }
 
-// newHashes returns the hashes of the functions of ds, and a writer to all of them.
+// newHashes returns a new hash for the function of each digest in ds, and a writer to all of them.
 func newHashes(ds []cas.Digest) (hashes []hash.Hash, to io.Writer) {
 	var all []io.Writer
 	for _, d := range ds {

@@ -290,8 +290,8 @@ func (s failingFor) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return s.Store.Put(ctx, d, r)
 }
 
-// A put of a large blob under a function fails the upload only if the blob has that function. If the store was full, the
-// client sends the blob again once the function is known.
+// A failed put under one function fails the upload of a large blob only if the blob has that function. If the store was
+// full, the client sends the blob again once the function is known.
 func TestLargeBlobWithAPutThatFails(t *testing.T) {
 	data := noise(17 << 20)
 	for _, c := range []struct {
@@ -325,7 +325,7 @@ func TestLargeBlobWithAPutThatFails(t *testing.T) {
 	}
 }
 
-// A narrow store has room for the writes of one blob at a time.
+// A narrow store has room for one Put at a time.
 type narrow struct {
 	cas.Store
 	room chan struct{}

@@ -136,7 +136,7 @@ type Cache struct {
 	failing          atomic.Bool   // the last maintenance failed
 	unflushed        chan struct{} // receives a value when a flush has failed
 	flushing         sync.Mutex    // held by makeDurable
-	unmarked         bool          // guarded by flushing; recovered from a failed flush, but DIR/boot lacks that
+	unmarked         bool          // guarded by flushing; DIR/boot does not record a recovery yet
 	recovering       atomic.Bool   // set while flushing is held: makeDurable retries
 
 	lease, grain int64 // seconds; see lease.go

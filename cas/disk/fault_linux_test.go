@@ -248,11 +248,11 @@ func TestFaultChild(t *testing.T) {
 	}
 }
 
-// unstatedVar holds the directory of the store that TestUnstatedChild opens.
+// unstatedVar names the environment variable with the directory of the store that TestUnstatedChild opens.
 const unstatedVar = "CLOISTER_DISK_TEST_UNSTATED"
 
-// TestFileStaysIfOpenLacksMemory: Open does not remove a file without a record because this process lacks the memory to
-// inspect it, and the next Open adopts it.
+// TestFileStaysIfOpenLacksMemory: Open keeps a file without a record if this process lacks the memory to inspect it,
+// and the next Open adopts it.
 func TestFileStaysIfOpenLacksMemory(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir()}
 	c, s := openStore(t, config)
@@ -279,7 +279,7 @@ func TestUnstatedChild(t *testing.T) {
 		t.Skip("child of another test")
 	}
 	c, s := openStore(t, disk.Config{Dir: dir})
-	expect.That(t, !has(t, s, digestOfBlob(9, large)), "the file was inspected")
+	expect.That(t, !has(t, s, digestOfBlob(9, large)), "got the blob, want it absent: the file cannot be inspected")
 	closeStore(t, c)
 }
 

@@ -91,7 +91,7 @@ func (c *Cache) makeDurable() error {
 		if errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
-		return err // of a mark, which is retried
+		return err // the mark was not written; the next call retries
 	}
 	failures := c.segments.Failures()
 	if err = c.rewriteLost(); err == nil {

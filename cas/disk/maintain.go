@@ -23,7 +23,7 @@ func (c *Cache) maintain() {
 		case <-c.stop:
 			return
 		case <-c.unflushed:
-			_ = c.makeDurable() // maintainOnce will report it
+			_ = c.makeDurable() // maintainOnce retries, and reports the error
 			continue
 		case <-tick.C:
 		}
@@ -35,7 +35,7 @@ func (c *Cache) maintain() {
 	}
 }
 
-// maintainOnce makes the segments durable and compacts logs. It logs errors, and runs again soon.
+// maintainOnce makes the segments durable and compacts logs. Errors are retried at the next call; see noteMaintenance.
 func (c *Cache) maintainOnce() {
 	c.noteSuspension()
 	err := c.makeDurable()
@@ -49,17 +49,18 @@ func (c *Cache) maintainOnce() {
 	}
 }
 
-// noteMaintenance logs that maintenance begins to fail, or succeeds again. If all writes fail, noteFailure logs that.
+// noteMaintenance logs when maintenance begins to fail and when it works again. If all writes fail, noteFailure logs
+// that instead.
 func (c *Cache) noteMaintenance(err error) {
 	failing := err != nil
 	if failing && c.noteFailure(err) != nil || c.failing.Swap(failing) == failing {
 		return
 	}
 	if failing {
-		c.config.Log.Warn("the maintenance of the store fails: its logs may grow, and a restart may take longer",
+		c.config.Log.Warn("store maintenance is failing: logs may grow, and the next start may take longer",
 			"dir", c.dir, "err", err)
 	} else {
-		c.config.Log.Info("the maintenance of the store succeeds again", "dir", c.dir)
+		c.config.Log.Info("store maintenance works again", "dir", c.dir)
 	}
 }
 

@@ -248,8 +248,8 @@ func TestFailingMaintenanceIsLogged(t *testing.T) {
 			c.maintainOnce()
 		}
 		text := log.String()
-		expect.Equal(t, strings.Count(text, "maintenance of the store fails"), 1, "%s: warnings in %s", file, text)
-		expect.Equal(t, strings.Count(text, "maintenance of the store succeeds again"), 1, "%s: ends in %s", file, text)
+		expect.Equal(t, strings.Count(text, "store maintenance is failing"), 1, "%s: warnings in %s", file, text)
+		expect.Equal(t, strings.Count(text, "store maintenance works again"), 1, "%s: recoveries in %s", file, text)
 		expect.Text(t, text, stuck)
 	}
 }

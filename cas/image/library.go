@@ -288,8 +288,8 @@ func (l *Library) add(e *Entry) error {
 
 // Pin returns ref with a digest, and pulls nothing. A tag resolves to the image that was loaded under that name, or
 // else to the digest that its registry reported at most TagAge ago. Pin returns ErrNotAllowed if the image is not
-// present and its registry is not allowed; other errors are those of Resolve. If the registry does not answer, the
-// error has a method Temporary() bool that returns true.
+// present and its registry is not allowed; other errors are those of Resolve. If the registry does not answer or
+// asks for a retry, the error has a method Temporary() bool that returns true.
 func (l *Library) Pin(ctx context.Context, instance string, ref Reference) (string, error) {
 	digest := ref.Digest()
 	if digest == "" {

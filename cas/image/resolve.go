@@ -79,7 +79,7 @@ func (l *Library) query(ref Reference) tag {
 	return t
 }
 
-// A temporary error says nothing about an image: its registry did not answer.
+// A temporary is an error that says nothing about an image: its registry did not answer, or asks for a retry.
 type temporary struct{ error }
 
 func (t *temporary) Unwrap() error { return t.error }
@@ -87,8 +87,8 @@ func (t *temporary) Unwrap() error { return t.error }
 // Temporary distinguishes the error from a refusal; see worker.Images.
 func (t *temporary) Temporary() bool { return true }
 
-// unanswered reports whether err, of a query, is one of the network, or an answer that only says to ask again. A
-// certificate that cannot be verified is neither, nor is an answer that is malformed.
+// unanswered reports whether err, the error of a query, is a network error or a response that asks for a retry. A
+// certificate that cannot be verified is neither, nor is a malformed response.
 func unanswered(err error) bool {
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		code := answer.StatusCode

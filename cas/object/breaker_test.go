@@ -477,11 +477,11 @@ func TestUploadsShareMemory(t *testing.T) {
 		}
 		expect.Equal(t, parts(), 8, "parts that are sent")
 		expect.Error(t, put(s, small), nil, "small, while large ones hold the memory")
-		expect.Error(t, put(m, medium), context.DeadlineExceeded, "not small, while large ones hold the memory")
+		expect.Error(t, put(m, medium), context.DeadlineExceeded, "medium, while large ones hold the memory")
 		close(gates["1"])
 		synctest.Wait()
 		expect.Equal(t, parts(), 18, "parts that are sent")
-		expect.Error(t, put(m, medium), nil, "not small, between the parts of large ones")
+		expect.Error(t, put(m, medium), nil, "medium, between the parts of large ones")
 		close(gates["2"])
 		group.Wait()
 	})

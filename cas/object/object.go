@@ -11,7 +11,7 @@
 //
 // Missing takes one call for each digest, with 32 calls in parallel. At 15 ms for a call, that is 2,000 digests per
 // second. A disk is 500 times as fast, so the store should be the upstream of a disk. A Put holds up to 32 MiB in
-// memory while it sends a part. All Puts of a Client hold up to 256 MiB, and those of blobs up to 1 MiB another 32 MiB;
+// memory while it sends a part. In a Client, Puts of blobs up to 1 MiB share 32 MiB, and all others share 256 MiB;
 // beyond that, a Put waits before it reads the next part.
 //
 // # Guarantees
@@ -21,8 +21,8 @@
 // copying it onto itself. What Put stored, Missing reported present or Lookup returned stays for N/2 days; Open renews
 // nothing. S3 cannot copy a blob above 5 GiB in one call, and some servers do not reset the age of an object that is
 // copied onto itself. Missing reports such a blob as absent, and the client puts it again. The same applies to a blob
-// whose object the bucket fails to look up or has refused to read, while it answers a probe, or which it refuses to
-// copy while it accepts uploads.
+// whose object the bucket fails to look up or has refused to read although it answers a probe, or refuses to copy
+// although it accepts uploads.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy. An attempt ends after 10 seconds without

@@ -818,7 +818,7 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 	})
 }
 
-// TestDeniedCopies checks that clients upload blobs again if the bucket denies their copies and permits uploads, that
+// TestDeniedCopies checks that clients upload blobs again if the bucket denies copies but permits uploads, that
 // otherwise the query fails with the reason, and that each denial is observed.
 func TestDeniedCopies(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {

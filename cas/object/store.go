@@ -217,8 +217,9 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 	return err
 }
 
-// deniesCopies reports whether the bucket, which denied a copy with err, permits reads and writes: then a new upload
-// replaces the object, for example if access to its encryption key was revoked. Otherwise the upload would fail, too,
+// deniesCopies reports whether the bucket, which denied a copy with err, permits reads and writes. It may deny the copy
+// because access to the encryption key of the object was revoked; a new upload then replaces the object. If reads or
+// writes fail, too, an upload would not help,
 // so deniesCopies returns the error of the probe, and queries fail with it.
 func (s *Store) deniesCopies(ctx context.Context, what string, err error) (bool, error) {
 	failed := s.health.Probe(ctx)

@@ -29,8 +29,8 @@ const (
 	abortTime = 30 * time.Second   // timeout of the call that removes parts
 	smallBlob = 1 << 20            // maximum size of blobs that do not wait for larger ones
 
-	// Bytes of all running requests with small blobs, and of those with larger ones. Each is in memory twice, here and in
-	// bodyCopier.
+	// maxSmall and maxLarge limit the bytes of all running requests with small blobs and with larger ones. Each byte is in
+	// memory twice, here and in bodyCopier.
 	maxSmall = 16 * smallBlob
 	maxLarge = 8 * partBytes
 )
@@ -152,7 +152,7 @@ func (s *Store) putParts(ctx context.Context, what, key string, src *source) err
 		gone = minio.ToErrorResponse(err).Code == minio.NoSuchUpload
 		return err
 	})
-	if abortErr != nil && !gone { // the kind of the error stays
+	if abortErr != nil && !gone { // %v: err alone determines the kind of the error
 		err = fmt.Errorf("%w; its parts stay in the bucket until a lifecycle rule removes them: abort: %v", err, abortErr)
 	}
 	return err

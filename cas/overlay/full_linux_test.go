@@ -70,7 +70,8 @@ func TestResultsAreQueuedAgain(t *testing.T) {
 	}
 }
 
-// TestCloseReportsResults that are not in the journal, and queues them if it has room again.
+// TestCloseReportsResults checks that Close reports results that are not in the journal, and queues them if the journal
+// has room again.
 func TestCloseReportsResults(t *testing.T) {
 	for _, full := range []bool{true, false} {
 		t.Run(fmt.Sprint("full=", full), func(t *testing.T) {

@@ -63,7 +63,7 @@ func TestLargeUploadOutlivesItsClient(t *testing.T) {
 	})
 }
 
-// TestAbandonedUploadsAreBounded checks that some of the large uploads without waiters continue, and that the blobs of
+// TestAbandonedUploadsAreBounded checks that only 16 large uploads continue without waiters, and that the blobs of
 // the others are missing until they are put again.
 func TestAbandonedUploadsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestAbandonedUploadsAreBounded(t *testing.T) {
 			gate.Open()
 			synctest.Wait()
 			unsent := must.Get(p.upstream.Missing(t.Context(), ds))(t)
-			expect.Equal(t, len(unsent), 4, "of 20 blobs were not sent")
+			expect.Equal(t, len(unsent), 4, "unsent blobs of 20")
 			wantMissing(t, "ended", p.store, ds, unsent)
 			for i := range 20 {
 				if data, d := castest.Blob(byte(20*round+i), 1<<20+1); slices.Contains(unsent, d) {

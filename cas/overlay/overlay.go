@@ -275,7 +275,7 @@ func (o *Overlay) warn(message string, args ...any) {
 }
 
 // Close waits until all writes are sent or ctx ends, then stops background work. It fails if writes are pending, which
-// the next Overlay with this journal sends, or if results are not in the journal, which nothing sends. There must be no
+// the next Overlay with this journal sends, or if results did not fit into the journal and are lost. There must be no
 // concurrent writes; running fetches fail. Close leaves the local and the upstream stores open.
 func (o *Overlay) Close(ctx context.Context) error {
 	if o.pending != nil {

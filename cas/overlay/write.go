@@ -112,9 +112,9 @@ func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
 // maxAbandoned limits the uploads that continue without waiters, each of which has a local file open.
 const maxAbandoned = 16
 
-// An upload sends a large local blob to the upstream, for all concurrent calls that put it. It continues when they have
-// given up, unless too many others do: over a slow connection it takes longer than clients wait, and their next
-// attempts join it. The blob of an upload that ended remains unsent.
+// An upload sends a large local blob to the upstream, for all concurrent calls that put it. It continues after they
+// give up: over a slow connection it takes longer than clients wait, and their next attempts join it. If maxAbandoned
+// uploads without waiters already continue, it is cancelled instead, and its blob remains unsent.
 type upload struct {
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when err is set
@@ -175,7 +175,8 @@ func (o *Overlay) resume(u *upload) {
 	}
 }
 
-// awaitUpload waits for u and returns its error.
+// awaitUpload waits for u and returns its error. If ctx ends first and nobody else waits, u continues as abandoned, or
+// is cancelled if maxAbandoned uploads already do.
 func (s *store) awaitUpload(ctx context.Context, k key, u *upload) error {
 	defer func() {
 		s.o.mu.Lock()

@@ -34,7 +34,7 @@ func TestVerifyReportsUnnamedBlobs(t *testing.T) {
 	}
 }
 
-// A closing closes a store when something is written, so that closing it again fails.
+// A closing is a writer that closes the store, so that the command fails to close it.
 type closing struct{ *localstore.Store }
 
 func (c closing) Write(p []byte) (int, error) {

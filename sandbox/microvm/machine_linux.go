@@ -65,7 +65,8 @@ func (b *backend) arguments() []string {
 	if b.emulated {
 		how = emulation
 	}
-	// A busy host can delay the interrupts that the kernel tests its timer with. Its tests of ciphers take a fifth of a boot.
+	// On a busy host, interrupts can be late enough to fail the kernel's timer check. Its cipher tests take a fifth of the
+	// boot time.
 	parameters := "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests cgroup_no_v1=all rdinit=" + nameInit
 	args := []string{
 		program, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none",

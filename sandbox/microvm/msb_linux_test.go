@@ -378,7 +378,7 @@ func Children(t testing.TB, pid int, prefix string) (all []string) {
 	return all
 }
 
-// TestMachinesAreCreatedWithoutNetwork: msb creates each machine with the option for no network that its help lists.
+// TestMachinesAreCreatedWithoutNetwork: each machine is created with the no-network option that msb's help lists.
 func TestMachinesAreCreatedWithoutNetwork(t *testing.T) {
 	needStatic(t)
 	if os.Geteuid() != 0 {

@@ -50,9 +50,9 @@ func TestListIsThatOfPackageOS(t *testing.T) {
 	}
 }
 
-// TestSymlinkWithoutTargetIsAnError: a fingerprint must not lack the target of a symlink that cannot be read, such as
-// that of the program of a process that has ended.
-func TestSymlinkWithoutTargetIsAnError(t *testing.T) {
+// TestUnreadableSymlinkIsAnError: a fingerprint must not silently omit the target of a symlink, here /proc/PID/exe of a
+// process that has ended.
+func TestUnreadableSymlinkIsAnError(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
 	must.Succeed(t, cmd.Start())
 	must.Succeed(t, uninterrupted(func() error {

@@ -151,7 +151,7 @@ func TestWindowsPrograms(t *testing.T) {
 	}
 	cancel()
 	_ = serve.Wait() // it was killed
-	expect.That(t, ready, "serve did not print the line ready, but\n%s%s", &banner, &stderr)
+	expect.That(t, ready, "serve did not print \"ready\"; it printed\n%s%s", &banner, &stderr)
 	expect.Texts(t, banner.String(), []string{"job object", "unconfined", "not enforced: files, network, worker"}, "serve")
 }
 

@@ -49,8 +49,8 @@ func (l *Log) segments() ([]segment, error) {
 }
 
 // expire makes room for a full newest segment. It deletes segments that are too old, reduces the oldest ones to their
-// failures, and deletes the oldest failures if these take more than half of the limit. It logs errors, and at the next
-// rotation it retries to delete.
+// failures, and deletes the oldest failures if these take more than half of the limit. It logs errors. Deletions are
+// retried at the next rotation.
 func (l *Log) expire() {
 	if err := l.shrink(); err != nil {
 		l.cfg.Log.Warn("the oldest entries of the history cannot be reduced or deleted: it may exceed its limit",
@@ -131,7 +131,7 @@ func (l *Log) reduce(g *segment, earlier []segment) error {
 			}
 			return nil
 		})
-		if err != nil && h.path == g.path { // a search reports an earlier one
+		if err != nil && h.path == g.path { // searches report unreadable earlier segments
 			return err
 		}
 	}

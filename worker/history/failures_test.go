@@ -252,7 +252,7 @@ func TestUnreadableSegmentLosesNoOtherFailures(t *testing.T) {
 				}
 			}
 		}
-		t.Fatalf("no %d segments are reduced: %s", n, log.String())
+		t.Fatalf("got fewer than %d reduced segments; log: %s", n, log.String())
 		return nil
 	}
 	unreadable := l.reduced.Path(reduced(1)[0])

@@ -85,14 +85,14 @@ func (q *Queue) admitDemands(j *job) *worker.Fault {
 		"%d different sets of platform properties are queued in instance %+q, which is the limit; retry later", maxDemands, instance)
 }
 
-// dropDemand makes room for another demand by ending one that may returns true for. It cancels the operation whose last
+// dropDemand makes room for another demand by ending one that eligible accepts. It cancels the operation whose last
 // client left first, among those without a client for Config.CancelGrace whose demands no other waiting operation has.
 // It reports whether it found one.
-func (q *Queue) dropDemand(may func(*demand) bool) bool {
+func (q *Queue) dropDemand(eligible func(*demand) bool) bool {
 	var oldest *Operation
 	for _, b := range q.ready.Buckets() {
 		j := b.Peek()
-		if d := j.demand; d == nil || !may(d) || d.waiting > 1 || len(j.ops) > 1 {
+		if d := j.demand; d == nil || !eligible(d) || d.waiting > 1 || len(j.ops) > 1 {
 			continue
 		}
 		for o := range j.ops {
@@ -105,7 +105,7 @@ func (q *Queue) dropDemand(may func(*demand) bool) bool {
 	if oldest == nil {
 		return false
 	}
-	q.leave(oldest, fault(worker.FaultCancelled, "cancelled: the queue has too many different sets of platform properties, "+
+	q.leave(oldest, fault(worker.FaultCancelled, "cancelled: too many different sets of platform properties are queued, "+
 		"and no client waited for the operation; execute the action again"))
 	return true
 }

@@ -183,9 +183,8 @@ func TestNestedDemandsAreNotBounded(t *testing.T) {
 	})
 }
 
-// TestCallersLeaveDemandsToOthers checks that one authenticated caller may not use up an instance's demands, that its
-// own abandoned demands make room for it and those of others do not, and that its demands are counted no longer than
-// they wait.
+// TestCallersLeaveDemandsToOthers checks that one authenticated caller cannot use up an instance's demands, that only
+// its own abandoned demands make room for its next ones, and that its demands count only while they wait.
 func TestCallersLeaveDemandsToOthers(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		by := func(caller string, i int) *queue.Operation {

@@ -124,7 +124,7 @@ func (h *Check) sleep(d time.Duration) bool {
 }
 
 // Probe probes the upstream once, records the result, and returns the error of Config.Probe. If the upstream turns out
-// to be down, background probes begin. Like in Observe, a probe says nothing if its caller cancels it or its deadline
+// to be down, background probes begin. As in Observe, a probe has no effect if its caller cancels it or its deadline
 // ends it within ten seconds.
 func (h *Check) Probe(ctx context.Context) error { return h.probe(ctx, false) }
 

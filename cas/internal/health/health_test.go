@@ -168,8 +168,8 @@ func TestProbeOpensTheBreaker(t *testing.T) {
 	})
 }
 
-// TestDeadlineWithinAProbe checks that a caller with little time does not open the breaker for all, and that a probe
-// without an answer for ten seconds does.
+// TestDeadlineWithinAProbe checks that a caller with a short deadline does not open the breaker for others, and that a
+// probe that has waited ten seconds for an answer does.
 func TestDeadlineWithinAProbe(t *testing.T) {
 	inBubble(t, func(t *testing.T, u *upstream) {
 		must.Succeed(t, u.check.Probe(t.Context()))

@@ -31,7 +31,7 @@ const (
 )
 
 // Of returns a process and its living descendants, parents before children. It returns only the process itself, without
-// name and memory, if the process has ended or the system has no /proc. It leaves out processes that this one may not
+// name and memory, if the process has ended or the system has no /proc. It leaves out processes that the caller may not
 // read.
 func Of(root int) ([]Process, error) { return read("/proc", root) }
 

@@ -62,8 +62,8 @@ func TestProcessOutlivesItsFirstThread(t *testing.T) {
 	_ = child.Wait() // it was killed
 }
 
-// TestUnreadableProcessIsNoEndedOne: a caller that waits for the end of processes must not take an error for it.
-func TestUnreadableProcessIsNoEndedOne(t *testing.T) {
+// TestUnreadableProcessIsAnError: a caller that waits for processes to end must not mistake an error for their end.
+func TestUnreadableProcessIsAnError(t *testing.T) {
 	proc := t.TempDir()
 	must.Succeed(t, os.MkdirAll(filepath.Join(proc, "11"), 0o755)) // its process has just ended
 	expect.Equal(t, len(must.Get(read(proc, 10))(t)), 1, "processes")

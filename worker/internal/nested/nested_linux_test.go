@@ -400,16 +400,16 @@ func TestRemoteAPIsNeedPermission(t *testing.T) {
 	}
 }
 
-// TestCallsEndWithTheAction: what an action executes ends when the action does, even if it does not wait, or its timeout
-// ends it while it waits.
+// TestCallsEndWithTheAction: nested actions end with the outer action, even if it exits without waiting for them or
+// times out while it waits.
 func TestCallsEndWithTheAction(t *testing.T) {
 	for name, c := range map[string]struct {
 		timeout *durationpb.Duration
 		wait    string // command of the action after the call
 		want    codes.Code
 	}{
-		"exits":    {nil, "until grep -q EXECUTING log; do sleep 0.05; done", codes.OK},
-		"time out": {durationpb.New(5 * time.Second), "wait", codes.DeadlineExceeded},
+		"exits":     {nil, "until grep -q EXECUTING log; do sleep 0.05; done", codes.OK},
+		"times out": {durationpb.New(5 * time.Second), "wait", codes.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, permits, "")

@@ -106,8 +106,9 @@ func OtherImage(permitted bool, byDefault func(instance string) bool) Refusal {
 
 // MovedImage returns a function for Filter that refuses results of an unpinned image if the action would now run in
 // another one: its tag moved, or the default properties of p changed. pin resolves the value of an instance's image
-// property to a reference with a digest. Such results are served while pin fails with a temporary error, that is one with
-// a method Temporary that returns true; other errors mean that the action cannot run any more. next provides the actions.
+// property to a reference with a digest. If pin fails with a temporary error (its method Temporary returns true), such
+// results are served. After any other error they are refused, since the action no longer gets the image. next provides
+// the actions.
 func MovedImage(next cas.Instances, p *policy.Policy, pin func(ctx context.Context, instance, value string) (string, error)) Refusal {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) string {
 		made := Recorded(r)

@@ -6,7 +6,7 @@
 //	lock        held by the supervisor; a killed one releases it
 //	socket      on which the supervisor takes requests, from this user only
 //	state.json  what the sandbox is, and how it ended
-//	log         its commands and their exit codes; log.partial once it lacks lines
+//	log         its commands and their exit codes; renamed to log.partial once a line is missing
 //	temp        the path of the supervisor's temporary directory, for the cleanup after it was killed
 //
 // A directory is created beside them, in "moving", and gets its name once it is locked. To be removed, it is first

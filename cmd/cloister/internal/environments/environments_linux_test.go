@@ -285,6 +285,6 @@ func TestLogThatLacksLinesIsMarked(t *testing.T) {
 		lines := must.Get(Logs(name))(t)
 		must.Be(t, len(lines) == 2, "%s: got %v, want two lines", name, lines)
 		expect.Equal(t, lines[0].Text, "created", name)
-		expect.Text(t, lines[1].Text, "lacks lines", name)
+		expect.Text(t, lines[1].Text, "is incomplete", name)
 	}
 }

@@ -39,8 +39,8 @@ func openLog(path string) (*eventLog, error) {
 	return &eventLog{file: f}, nil
 }
 
-// add adds a line. The log explains what happened; the sandbox works without it. A log that lacks a line gets another
-// name, since a full disk has no space for a note.
+// add adds a line. The log explains what happened; the sandbox works without it. If a write fails or the log is full,
+// add renames it to log.partial, since a full disk has no space for a note.
 func (l *eventLog) add(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -50,7 +50,7 @@ func (l *eventLog) add(text string) {
 			l.size += int64(len(line))
 			return
 		}
-		_ = l.file.Truncate(l.size) // removes a part of the line
+		_ = l.file.Truncate(l.size) // removes a partly written line
 	}
 	_ = os.Rename(l.file.Name(), filepath.Join(filepath.Dir(l.file.Name()), partialLog)) // it may have that name already
 }
@@ -101,7 +101,7 @@ func Logs(name string) ([]LogLine, error) {
 	if partial {
 		lines = append(lines, LogLine{
 			time.Now().UTC().Truncate(time.Second),
-			fmt.Sprintf("%s lacks lines: they could not be written, or exceeded %s", path, sandbox.Bytes(maxLog)),
+			fmt.Sprintf("%s is incomplete: a write failed, or it reached its limit of %s", path, sandbox.Bytes(maxLog)),
 		})
 	}
 	return lines, nil

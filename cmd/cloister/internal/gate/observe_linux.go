@@ -139,7 +139,7 @@ func since(before []proctree.Process) ([]proctree.Process, error) {
 func (o *observation) sample(ctx context.Context, before []proctree.Process) string {
 	ours, err := since(before)
 	if err != nil {
-		o.failed = fmt.Errorf("not observed: %w", err)
+		o.failed = fmt.Errorf("not observed: list processes: %w", err)
 		return ""
 	}
 	text, err := exec.CommandContext(ctx, ss.program, ssFlags...).Output()
@@ -149,7 +149,7 @@ func (o *observation) sample(ctx context.Context, before []proctree.Process) str
 	}
 	later, err := since(before) // a listed process may have begun or ended meanwhile
 	if err != nil {
-		o.failed = fmt.Errorf("not observed: %w", err)
+		o.failed = fmt.Errorf("not observed: list processes: %w", err)
 		return ""
 	}
 	ours = append(ours, later...)
@@ -158,8 +158,8 @@ func (o *observation) sample(ctx context.Context, before []proctree.Process) str
 	})
 }
 
-// endAll kills all new processes. strace gets time to end after the others. An error while listing them may pass, such
-// as that of too many open files.
+// endAll kills all new processes. strace gets time to end after the others. If listing processes fails, for example
+// because of too many open files, endAll retries for a minute.
 func (g *gate) endAll(before []proctree.Process) error {
 	began := time.Now()
 	for {

@@ -65,8 +65,8 @@ func (s *Store) Open(ctx context.Context) error {
 	return nil
 }
 
-// Finish closes the store after a command that changed it, and adds the error to that of the command: what it wrote may
-// be lost.
+// Finish closes the store after a command that changed it. It joins an error of Close to *err, since what the command
+// wrote may be lost.
 func (s *Store) Finish(err *error) {
 	closed := s.Close()
 	if closed == nil {
