@@ -41,20 +41,21 @@ func list(path string) ([]entry, error) {
 	entries := make([]entry, 0, len(names))
 	for _, name := range names {
 		var st unix.Stat_t
-		if uninterrupted(func() error { return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) }) != nil {
-			continue // it was just removed, which changes the directory
-		}
+		err := uninterrupted(func() error { return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
 		e := entry{name: name, mode: modeOf(st.Mode), size: st.Size, modified: st.Mtim.Nano()}
-		if e.mode.Type() == fs.ModeSymlink {
-			if uninterrupted(func() error {
+		if err == nil && e.mode.Type() == fs.ModeSymlink {
+			err = uninterrupted(func() error {
 				n, err := unix.Readlinkat(dir, name, b)
 				e.link = string(b[:max(n, 0)])
 				return err
-			}) != nil {
-				continue // as above
-			}
+			})
 		}
-		entries = append(entries, e)
+		switch {
+		case err == nil:
+			entries = append(entries, e)
+		case !absent(err):
+			return nil, &fs.PathError{Op: "read", Path: path + "/" + name, Err: err}
+		}
 	}
 	return entries, nil
 }

@@ -14,8 +14,11 @@ func list(path string) ([]entry, error) {
 	}
 	entries := make([]entry, 0, len(found))
 	for _, f := range found {
-		if e, err := entryAt(path + "/" + f.Name()); err == nil { // else it was just removed, which changes the directory
+		switch e, err := entryAt(path + "/" + f.Name()); {
+		case err == nil:
 			entries = append(entries, e)
+		case !absent(err):
+			return nil, err
 		}
 	}
 	return entries, nil

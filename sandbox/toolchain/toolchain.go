@@ -138,6 +138,12 @@ func entryAt(path string) (entry, error) {
 	return e, nil
 }
 
+// absent reports whether a directory lacks an entry whose reading failed with err: it was just removed, which changes the
+// directory, or nobody but its owner may read it, as in a FUSE file system.
+func absent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
+}
+
 // directory hashes a directory and those below it.
 func (s *scanner) directory(target, source string, modified int64) {
 	s.mu.Lock()
