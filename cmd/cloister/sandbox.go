@@ -249,17 +249,16 @@ func sandboxLsCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list, err := environments.List()
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return render.JSON(cmd.OutOrStdout(), list)
-			}
-			if len(list) == 0 {
+			switch {
+			case err != nil && len(list) == 0:
+			case asJSON:
+				err = errors.Join(render.JSON(cmd.OutOrStdout(), list), err)
+			case len(list) == 0:
 				fmt.Fprintln(unlessQuiet(cmd, cmd.ErrOrStderr()), "there are no sandboxes")
-				return nil
+			default:
+				err = errors.Join(printSandboxes(cmd.OutOrStdout(), list), err)
 			}
-			return printSandboxes(cmd.OutOrStdout(), list)
+			return err
 		},
 	}
 	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON list", []environments.State{})

@@ -157,7 +157,7 @@ func end(ctx context.Context, name string) (dir string, held *os.File, err error
 				return dir, held, nil
 			}
 			held.Close()
-			if err := sweep(filepath.Dir(dir)); err != nil { // the supervisor was killed meanwhile
+			if err := sweep(filepath.Dir(dir)); err != nil && unswept(dir) { // the supervisor was killed meanwhile
 				return "", nil, err
 			}
 		}

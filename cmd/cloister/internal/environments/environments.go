@@ -98,15 +98,14 @@ func errAbsent(name string) error {
 	return exit.New(exit.Absent, fmt.Errorf("no sandbox %s; see cloister sandbox ls", name))
 }
 
-// List returns the sandboxes of this user by name, having removed what killed ones left.
+// List returns the sandboxes of this user by name, having removed what killed ones left. If it cannot remove that, it
+// returns them with an error.
 func List() ([]State, error) {
 	dir, err := Dir()
 	if err != nil {
 		return nil, err
 	}
-	if err := sweep(dir); err != nil {
-		return nil, err
-	}
+	swept := sweep(dir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, exit.New(exit.Environment, err)
@@ -122,7 +121,7 @@ func List() ([]State, error) {
 		}
 		list = append(list, *s)
 	}
-	return list, nil
+	return list, swept
 }
 
 // Names returns the names of sandboxes that begin with a prefix, for completion.
@@ -176,10 +175,10 @@ func find(name string) (string, *State, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	if err := sweep(all); err != nil {
+	dir := filepath.Join(all, name)
+	if err := sweep(all); err != nil && unswept(dir) {
 		return "", nil, err
 	}
-	dir := filepath.Join(all, name)
 	s, err := read(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil, errAbsent(name)

@@ -123,6 +123,37 @@ func TestSweepOfTemporaryDirectories(t *testing.T) {
 	expect.Error(t, expect.Err(os.Stat(note)), os.ErrNotExist, "the note after the next sweep")
 }
 
+// TestLeftoversDoNotBlockOthers: what cannot be removed of a killed sandbox affects no other one, except that ls reports
+// it.
+func TestLeftoversDoNotBlockOthers(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	all, file, temp := must.Get(Dir())(t), filepath.Join(t.TempDir(), "file"), t.TempDir()
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	for name, noted := range map[string]string{"bad": file, "killed": temp, "ended": ""} {
+		dir := filepath.Join(all, name)
+		must.Succeed(t, os.Mkdir(dir, 0o700))
+		must.Succeed(t, must.Get(localworker.Hold(dir, true))(t).Close())
+		s := &State{Name: name}
+		if noted == "" {
+			s.Ended = time.Now()
+		} else {
+			must.Succeed(t, os.WriteFile(filepath.Join(dir, tempFile), []byte(noted), 0o600))
+		}
+		must.Succeed(t, write(dir, s))
+	}
+	list, err := List()
+	expect.Error(t, err, syscall.ENOTDIR, "ls")
+	var names []string
+	for _, s := range list {
+		names = append(names, s.Name)
+	}
+	expect.Slices(t, names, []string{"bad", "ended"}, "sandboxes, after a sweep of the others")
+	_, _, err = find("ended")
+	expect.Error(t, err, nil, "a command on another sandbox")
+	_, _, err = find("bad")
+	expect.Error(t, err, syscall.ENOTDIR, "a command on the sandbox itself")
+}
+
 // TestSweepAfterARecordedEnd: a supervisor may be killed after it has recorded the end of its sandbox and before it has
 // cleaned up. The sandbox keeps its directory, with its log.
 func TestSweepAfterARecordedEnd(t *testing.T) {

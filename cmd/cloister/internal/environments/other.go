@@ -27,4 +27,6 @@ func Remove(context.Context, string) (*State, error) { return nil, errSystem }
 
 func sweep(string) error { return errSystem }
 
+func unswept(string) bool { return true }
+
 func checkPrivate(string) error { return errSystem }

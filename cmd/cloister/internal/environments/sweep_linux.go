@@ -20,7 +20,8 @@ import (
 )
 
 // sweep removes what killed supervisors left: directories of sandboxes in dir, their temporary directories and their
-// control groups. It keeps the directory of a sandbox whose end is recorded.
+// control groups. It keeps the directory of a sandbox whose end is recorded. What cannot be removed does not prevent the
+// removal of the rest.
 func sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -28,6 +29,7 @@ func sweep(dir string) error {
 	}
 	// Earlier versions used the default directory and wrote no note of it.
 	died, temps, deadline := false, map[string]bool{os.TempDir(): true}, time.Now().Add(dyingTime)
+	var errs []error
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		held, err := hold(path, deadline)
@@ -56,25 +58,35 @@ func sweep(dir string) error {
 			}
 		}
 		held.Close()
-		if err != nil {
-			return exit.New(exit.Environment, fmt.Errorf("remove what a killed sandbox left: %w", err))
+		errs = append(errs, err)
+	}
+	if died {
+		for temp := range temps {
+			_, err := localworker.Sweep(temp)
+			errs = append(errs, err)
 		}
+		b := namespace.New(namespace.Config{})
+		// Probe begins by removing the control groups of dead processes. Its result does not matter: the sandbox may have
+		// used another backend.
+		_, _ = b.Probe(context.Background())
+		errs = append(errs, b.Close())
 	}
-	if !died {
-		return nil
-	}
-	for temp := range temps {
-		_, sweepErr := localworker.Sweep(temp)
-		err = errors.Join(err, sweepErr)
-	}
-	b := namespace.New(namespace.Config{})
-	// Probe begins by removing the control groups of dead processes. Its result does not matter: the sandbox may have used
-	// another backend.
-	_, _ = b.Probe(context.Background())
-	if err = errors.Join(err, b.Close()); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("remove what a killed sandbox left: %w", err))
 	}
 	return nil
+}
+
+// unswept reports whether a killed supervisor left the directory of a sandbox, and a sweep could not clean up after it.
+func unswept(dir string) bool {
+	held, err := localworker.Hold(dir, false)
+	if err != nil {
+		return false // it is absent or lives
+	}
+	defer held.Close()
+	s, err := read(dir)
+	_, noteErr := os.Stat(filepath.Join(dir, tempFile))
+	return err != nil || s.Running || noteErr == nil
 }
 
 // noteTemp records the temporary directory of this process, for a sweep by a process with another $TMPDIR.
