@@ -250,7 +250,7 @@ func TestFailingMaintenanceIsLogged(t *testing.T) {
 		text := log.String()
 		expect.Equal(t, strings.Count(text, "store maintenance is failing"), 1, "%s: warnings in %s", file, text)
 		expect.Equal(t, strings.Count(text, "store maintenance works again"), 1, "%s: recoveries in %s", file, text)
-		expect.Text(t, text, stuck)
+		expect.Text(t, text, filepath.Base(stuck))
 	}
 }
 
