@@ -85,7 +85,7 @@ func newBackend(k kind) *backend {
 		memory: memory, turns: make(chan struct{}, turns),
 	}
 	if k.emulated {
-		b.times.late = 10 * time.Minute // an emulated guest is late when this host is busy
+		b.times.late = 10 * time.Minute // on a busy host, an emulated guest is late
 	}
 	return b
 }

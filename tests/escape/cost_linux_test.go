@@ -40,13 +40,13 @@ func BenchmarkBackends(b *testing.B) {
 				if why := guestkernel.Missing(); backend.name == "qemu-tcg" && why != "" {
 					sandboxtest.Unavailable(b, "qemu", why)
 				}
-				measure(b, backend.make(), work.script, backend.name != "qemu-tcg")
+				measure(b, backend.make(), work.script)
 			})
 		}
 	}
 }
 
-func measure(b *testing.B, backend sandbox.Backend, script string, hostClocks bool) {
+func measure(b *testing.B, backend sandbox.Backend, script string) {
 	defer backend.Close()
 	var total, before, cpu []time.Duration
 	run := func() time.Duration {
@@ -73,8 +73,6 @@ func measure(b *testing.B, backend sandbox.Backend, script string, hostClocks bo
 	report(total[0], "min")
 	report(total[len(total)/2], "median")
 	report(total[len(total)-1], "max")
-	if hostClocks { // an emulated machine counts instructions
-		report(before[len(before)/2], "until-start")
-		report(cpu[len(cpu)/2], "cpu")
-	}
+	report(before[len(before)/2], "until-start")
+	report(cpu[len(cpu)/2], "cpu")
 }
