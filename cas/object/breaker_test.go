@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -287,6 +288,52 @@ func TestRefusingBucketDelaysWriteBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestDeniedCopiesShareAProbe checks that a query for many objects that the bucket refuses to copy probes uploads once,
+// that queries in the next minute do not, and that a caller that gives up does not end the probe of others.
+func TestDeniedCopiesShareAProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		client := must.Get(object.NewOver(t.Context(), object.Config{URL: b.url("&expire_days=10")}, b))(t)
+		defer client.Close()
+		store := named(t, client, "")
+		var ds []cas.Digest
+		for i := range 100 {
+			data, _ := castest.Blob(byte(i), 1000)
+			ds = append(ds, put(t, store, data))
+		}
+		time.Sleep(6 * 24 * time.Hour)
+		var probes atomic.Int64 // of uploads
+		b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+			if kind == "copy" {
+				return denied(kind, r)
+			}
+			if kind == "probe" && r.Method == http.MethodPost {
+				probes.Add(1)
+				time.Sleep(time.Second) // longer than the first copies take
+			}
+			return nil, nil
+		})
+		query := func(want int64, what string) {
+			t.Helper()
+			missing := must.Get(store.Missing(t.Context(), ds))(t)
+			expect.Equal(t, len(missing), len(ds), "missing blobs, %s", what)
+			expect.Equal(t, probes.Load(), want, "probes, %s", what)
+		}
+		query(1, "at first")
+		query(1, "in the next minute")
+		time.Sleep(time.Minute)
+		query(2, "after a minute")
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		gaveUp := make(chan error)
+		go func() { gaveUp <- expect.Err(store.Missing(ctx, ds[:1])) }()
+		synctest.Wait() // it has begun a probe
+		time.AfterFunc(time.Millisecond, cancel)
+		query(3, "which another caller began")
+		expect.Error(t, <-gaveUp, context.Canceled, "the other caller")
+	})
 }
 
 // TestNewWaitsForTheBucket checks a bucket that is down at the start.

@@ -52,6 +52,7 @@ import (
 	"github.com/cloister-build/cloister/cas/internal/health"
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
 )
 
 const (
@@ -95,7 +96,11 @@ type Client struct {
 	small     *semaphore.Weighted // bytes of running uploads of small blobs
 	large     *semaphore.Weighted // bytes of running uploads of other blobs, one part of each
 	health    *health.Check
-	writable  atomic.Bool // a probe has found that the credentials may write
+	writable  atomic.Bool     // a probe has found that the credentials may write
+	ctx       context.Context // of shared probes; ends with the Client
+	cancel    context.CancelFunc
+	shared    singleflight.Group // of probeUploads
+	uploaded  time.Time          // when probeUploads last succeeded; its calls, which are sequential, use it
 
 	mu      sync.Mutex
 	damaged map[string]bool // keys of damaged blobs, at most maxDamaged; guarded by mu
@@ -136,6 +141,7 @@ func connect(ctx context.Context, cfg Config, next http.RoundTripper) (*Client, 
 		config: cfg, small: semaphore.NewWeighted(maxSmall), large: semaphore.NewWeighted(maxLarge),
 		damaged: map[string]bool{},
 	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.health = health.New(health.Config{Name: c.target, Probe: c.probe, Down: down, Failure: unanswered})
 	if c.transport, err = minio.DefaultTransport(a.secure()); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.target, err)
@@ -213,6 +219,34 @@ func (c *Client) probeWrites(ctx context.Context) error {
 	return ignore(err, cas.ErrUpstreamFull)
 }
 
+// uploadsAge is the time for which a successful probeUploads is remembered.
+const uploadsAge = time.Minute
+
+// probeUploads returns nil if the bucket permits reads and writes, now or within the last minute: a query may name
+// thousands of blobs that the bucket refuses to copy. Concurrent calls share a probe, which does not end with the
+// context of a caller.
+func (c *Client) probeUploads(ctx context.Context) error {
+	answer := c.shared.DoChan("", func() (any, error) {
+		if time.Since(c.uploaded) < uploadsAge {
+			return nil, nil
+		}
+		err := c.health.Probe(c.ctx)
+		if err == nil {
+			err = c.probeWrites(c.ctx)
+		}
+		if err == nil {
+			c.uploaded = time.Now()
+		}
+		return nil, err
+	})
+	select {
+	case a := <-answer:
+		return a.Err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // ignore returns err, or nil if it is kind.
 func ignore(err, kind error) error {
 	if errors.Is(err, kind) {
@@ -221,8 +255,9 @@ func ignore(err, kind error) error {
 	return err
 }
 
-// Close closes idle connections and ends background probes.
+// Close closes idle connections and ends probes.
 func (c *Client) Close() error {
+	c.cancel()
 	c.health.Close()
 	c.transport.CloseIdleConnections()
 	return nil

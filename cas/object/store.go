@@ -219,14 +219,9 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 
 // deniesCopies reports whether the bucket, which denied a copy with err, permits reads and writes. It may deny the copy
 // because access to the encryption key of the object was revoked; a new upload then replaces the object. If reads or
-// writes fail, too, an upload would not help,
-// so deniesCopies returns the error of the probe, and queries fail with it.
+// writes fail, too, an upload would not help, so deniesCopies returns the error of the probe, and queries fail with it.
 func (s *Store) deniesCopies(ctx context.Context, what string, err error) (bool, error) {
-	failed := s.health.Probe(ctx)
-	if failed == nil {
-		failed = s.probeWrites(ctx)
-	}
-	if failed != nil {
+	if failed := s.probeUploads(ctx); failed != nil {
 		return false, fmt.Errorf("%s: %w", what, failed)
 	}
 	return true, err
