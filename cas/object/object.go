@@ -22,7 +22,7 @@
 // nothing. S3 cannot copy a blob above 5 GiB in one call, and some servers do not reset the age of an object that is
 // copied onto itself. Missing reports such a blob as absent, and the client puts it again. The same applies to a blob
 // whose object the bucket fails to look up or has refused to read although it answers a probe, or refuses to copy
-// although it accepts uploads.
+// although it accepts uploads. Lookup reports a result that cannot be renewed as absent, and the action runs again.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy. An attempt ends after 10 seconds without

@@ -818,8 +818,8 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 	})
 }
 
-// TestDeniedCopies checks that clients upload blobs again if the bucket denies copies but permits uploads, that
-// otherwise the query fails with the reason, and that each denial is observed.
+// TestDeniedCopies checks that blobs and results count as absent if the bucket denies their copies but permits uploads,
+// that otherwise the query fails with the reason, and that each denial is observed.
 func TestDeniedCopies(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		var denials atomic.Int64
@@ -852,6 +852,11 @@ func TestDeniedCopies(t *testing.T) {
 		expect.Equal(t, denials.Load(), 2, "denied copies")
 		put(t, store, data)
 		expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), 0, "missing, put again")
+		must.Succeed(t, store.Record(t.Context(), d, &repb.ActionResult{}))
+		expect.Error(t, expect.Err(store.Lookup(t.Context(), d)), nil, "a new result")
+		key := "team/one/!/results/sha256/" + d.Hash() + "-1000"
+		s.replace(t, key, s.content(t, key), time.Now().Add(-6*24*time.Hour))
+		expect.Error(t, expect.Err(store.Lookup(t.Context(), d)), cas.ErrNotFound, "a result that cannot be renewed")
 		expect.Equal(t, s.uploads(t), 0, "uploads in parts that a probe left")
 	})
 }

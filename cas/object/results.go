@@ -17,7 +17,8 @@ import (
 // maxResult is the maximum size in bytes of the object of a result.
 const maxResult = sha256.Size + cas.MaxMessage
 
-// Lookup implements cas.ActionCache. A damaged result is cas.ErrNotFound.
+// Lookup implements cas.ActionCache. It renews the result. A result that is damaged or cannot be renewed is
+// cas.ErrNotFound.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
 	what, key := fmt.Sprintf("look up the result of action %s", action), s.key(results, action)
 	if err := cas.CheckDigests(action); err != nil {

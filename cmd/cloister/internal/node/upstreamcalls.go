@@ -20,15 +20,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// upstreamCalls counts the calls of an upstream, and logs that it refuses our credentials. It is safe for concurrent
-// use.
+// upstreamCalls counts the calls of an upstream, and logs that it refuses our credentials or the copy of an object. It
+// is safe for concurrent use.
 type upstreamCalls struct {
 	calls   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
 	bytes   *prometheus.CounterVec
 	retries prometheus.Counter
 	log     *slog.Logger
-	denied  atomic.Int64 // Unix time of the last log line, in seconds
+	// Unix times of the last log lines, in seconds.
+	denied, deniedCopies atomic.Int64
 }
 
 func newUpstreamCalls(log *slog.Logger) *upstreamCalls {
@@ -63,17 +64,26 @@ func (u *upstreamCalls) observe(c object.Call) {
 	u.bytes.WithLabelValues("received").Add(float64(c.Received))
 }
 
-// count counts one call. It logs refused credentials at most once a minute.
+// count counts one call. It logs refused credentials and refused copies, each at most once a minute.
 func (u *upstreamCalls) count(kind, outcome string, d time.Duration, err error) {
 	u.calls.WithLabelValues(kind, outcome).Inc()
 	u.seconds.WithLabelValues(kind).Observe(d.Seconds())
-	if !errors.Is(err, cas.ErrDenied) {
-		return
+	switch {
+	case !errors.Is(err, cas.ErrDenied):
+	case kind != "copy":
+		if due(&u.denied) {
+			u.log.Error("the upstream refuses the credentials of this server", "err", err)
+		}
+	case due(&u.deniedCopies): // perhaps of one object only
+		u.log.Warn("the upstream refuses to copy an object, so the object is stored again if uploads are permitted; "+
+			"access to its encryption key may be revoked, or the credentials lack a permission", "err", err)
 	}
-	now, last := time.Now().Unix(), u.denied.Load()
-	if now-last >= 60 && u.denied.CompareAndSwap(last, now) {
-		u.log.Error("the upstream refuses the credentials of this server", "err", err)
-	}
+}
+
+// due reports whether a minute has passed since last, and then sets it to now.
+func due(last *atomic.Int64) bool {
+	now, before := time.Now().Unix(), last.Load()
+	return now-before >= 60 && last.CompareAndSwap(before, now)
 }
 
 // A callStats counts the calls of a server as a gRPC stats.Handler. It sees each attempt as a call.

@@ -79,3 +79,31 @@ func TestRefusedCredentialsAreLogged(t *testing.T) {
 		}
 	})
 }
+
+// TestRefusedCopiesAreLogged checks that copies that a bucket refuses are logged once a minute as a warning, which
+// leaves room for refused credentials.
+func TestRefusedCopiesAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		u := newUpstreamCalls(slog.New(slog.NewTextHandler(&out, nil)))
+		for _, want := range []int{1, 2} {
+			for _, kind := range []string{"copy", "put", "copy", "put"} {
+				u.observe(object.Call{Kind: kind, Outcome: "denied", Err: fmt.Errorf("this %s: %w", kind, cas.ErrDenied)})
+			}
+			warnings, failures := 0, 0
+			for line := range strings.Lines(out.String()) {
+				switch {
+				case strings.Contains(line, "level=WARN") && strings.Contains(line, "refuses to copy") && strings.Contains(line, "this copy"):
+					warnings++
+				case strings.Contains(line, "level=ERROR") && strings.Contains(line, "refuses the credentials") && strings.Contains(line, "this put"):
+					failures++
+				default:
+					t.Errorf("got the line %s", line)
+				}
+			}
+			expect.Equal(t, warnings, want, "lines about copies")
+			expect.Equal(t, failures, want, "lines about credentials")
+			time.Sleep(time.Minute)
+		}
+	})
+}
