@@ -4,6 +4,7 @@ package image
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -87,17 +88,22 @@ func (t *temporary) Unwrap() error { return t.error }
 // Temporary distinguishes the error from a refusal; see worker.Images.
 func (t *temporary) Temporary() bool { return true }
 
-// unanswered reports whether err, the error of a query, is a network error or a response that asks for a retry. A
-// certificate that cannot be verified is neither, nor is a malformed response.
+// unanswered reports whether err, the error of a query, means that the registry sent no complete response or asks for a
+// retry. Neither applies to a certificate that cannot be verified or to malformed content. Any other error of a request
+// counts, because net/http does not export the types of its errors about HTTP/2 and closed connections.
 func unanswered(err error) bool {
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		code := answer.StatusCode
 		return code >= 500 || code == http.StatusTooManyRequests || code == http.StatusRequestTimeout
 	}
-	_, network := errors.AsType[*net.OpError](err)
-	_, name := errors.AsType[*net.DNSError](err)
-	call, failed := errors.AsType[*url.Error](err)
-	return network || name || failed && call.Timeout() || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](err); untrusted {
+		return false
+	}
+	if call, failed := errors.AsType[*url.Error](err); failed {
+		return call.Op != "parse" // of url.Parse
+	}
+	_, network := errors.AsType[*net.OpError](err) // of a body
+	return network || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // A registry is one of the hosts that are queried for tags. The operator permits them, so there are few.

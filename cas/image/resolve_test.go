@@ -5,11 +5,13 @@ package image_test
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -270,13 +272,47 @@ func TestRefusalsAreNotTemporary(t *testing.T) {
 			expect.That(t, err != nil && temporary(err) == want, "status %d of %s: got %v, want it temporary: %t", code, part, err, want)
 		}
 	}
+	s.intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="http://["`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	err = pin(ref, s.host)
+	expect.That(t, err != nil && !temporary(err), "a malformed realm: got %v", err)
 	s.Close()
 	err = pin(ref, s.host)
 	expect.That(t, temporary(err), "a refused connection: got %v", err)
-	untrusted := httptest.NewTLSServer(http.NotFoundHandler())
-	t.Cleanup(untrusted.Close)
-	untrusted.Config.ErrorLog = log.New(io.Discard, "", 0)
-	host := strings.TrimPrefix(untrusted.URL, "https://")
-	err = pin(reference(t, host+"/tools:v1"), host)
-	expect.That(t, err != nil && !temporary(err), "an unknown certificate: got %v", err)
+
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/manifests/") {
+			panic(http.ErrAbortHandler) // resets the stream
+		}
+	}))
+	web.EnableHTTP2 = true
+	web.Config.ErrorLog = log.New(io.Discard, "", 0)
+	web.StartTLS()
+	t.Cleanup(web.Close)
+	for _, row := range []struct {
+		host    string // not a local address, for which HTTP is tried, too; the certificate is for example.com
+		trusted bool
+		text    string
+		want    bool
+	}{
+		{"example.com", true, "stream error", true},
+		{"example.com", false, "unknown authority", false},
+		{"registry.test", true, "not registry.test", false},
+	} {
+		transport := web.Client().Transport.(*http.Transport).Clone()
+		t.Cleanup(transport.CloseIdleConnections) // before the server is closed
+		transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, web.Listener.Addr().String())
+		}
+		if !row.trusted {
+			transport.TLSClientConfig.RootCAs = x509.NewCertPool()
+		}
+		l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.Transport = []string{row.host}, transport })
+		err := expect.Err(l.Pin(t.Context(), "", reference(t, row.host+"/tools:v1")))
+		expect.Message(t, err, row.text)
+		expect.That(t, temporary(err) == row.want, "%s: got %v, want it temporary: %t", row.text, err, row.want)
+	}
 }
