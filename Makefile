@@ -127,8 +127,11 @@ faults: ## make random system calls of a server under load fail, for FAULTS=10m 
 	@CLOISTER_REQUIRE=strace $(GO) test -count=1 -timeout 0 -v ./tests/faults -args -faults=$(FAULTS) > bin/faults.log 2>&1; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^ *faults_linux_test.go:[0-9]*: \([a-z]* *[0-9]* .*\)/\1/p' bin/faults.log | grep -v '^start'; else cat bin/faults.log; fi; exit $$code
 
-self-build: ## build and test Cloister on Cloister, as two users, and compare the programs (10 to 40 minutes)
-	$(GO) test -count=1 -timeout 120m -v -run '^TestCloisterBuildsItself$$' ./tests/bazel -args -self
+SELF ?= all
+self-build: ## build and test Cloister on Cloister, as two users, and compare the programs (40 minutes; SELF=part: 10)
+	@mkdir -p bin
+	$(GOTESTSUM) --packages ./tests/bazel -- -count=1 -timeout 120m -run '^TestCloisterBuildsItself$$' -args -self=$(SELF)
+	@.ci/ended bin/events-$@.json
 
 vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1 (3 minutes)
 	@.ci/tools vm

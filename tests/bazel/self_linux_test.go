@@ -17,32 +17,32 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// self selects all of Cloister, which takes minutes, instead of a part.
-var self = flag.Bool("self", false, "build and test all of Cloister on Cloister")
+var self = flag.String("self", "", "build Cloister on Cloister, and test a `part` of it or all")
 
-// TestCloisterBuildsItself builds a program of Cloister on the servers of two users, which must run the same actions
-// with equal results, and tests packages on the first. Tests that need root or mounts skip themselves in its sandbox.
+// TestCloisterBuildsItself builds Cloister on the servers of two users, which must run the same actions with equal
+// results, and tests packages on the first. Tests that need root or mounts skip themselves in its sandbox.
 func TestCloisterBuildsItself(t *testing.T) {
-	t.Parallel()
+	if *self == "" {
+		t.Skip("takes minutes: make self-build")
+	}
 	root := strings.TrimSpace(string(must.Get(exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output())(t)))
 	if !strings.HasPrefix(root, "/usr/") {
 		sandboxtest.Unavailable(t, "bazel", "Go is in "+root+", which the sandbox does not show: it must be below /usr")
 	}
 	r := newRig(t, nil)
-	program, tests := "cloister-bench", []string{"//cas/internal/..."}
+	tests := []string{"//cas/...", "//worker/..."}
 	flags := []string{"--repo_env=GOMODCACHE=" + moduleCache(t), "--repo_env=PATH=" + os.Getenv("PATH")}
-	if *self {
-		program, tests = "cloister", []string{"//cas/...", "//worker/..."}
-	} else {
-		flags = append(flags, "--repo_env=GO_PACKAGES=./cmd/cloister-bench ./cas/internal/...")
+	if *self == "part" {
+		tests = []string{"//cas/internal/..."}
+		flags = append(flags, "--repo_env=GO_PACKAGES=./cmd/cloister ./cas/internal/...")
 	}
 	build := func(r *rig) (map[string]ran, []byte) {
 		must.Succeed(t, bazelrun.CopyWorkspace(r.Workspace, "../..",
 			"BUILD.bazel", "cas", "cmd", "docs", "go.mod", "go.sum", "proto", "sandbox", "tests", "worker"))
-		wantAll(t, r.bazel(t, "build", append(flags, "//cmd/"+program)...), "remote")
+		wantAll(t, r.bazel(t, "build", append(flags, "//cmd/cloister")...), "remote")
 		r.wantNoEvents(t)
-		outputs := must.Get(r.Outputs("cmd/" + program))(t)
-		return r.executed(t), must.Get(os.ReadFile(filepath.Join(outputs, program)))(t)
+		outputs := must.Get(r.Outputs("cmd/cloister"))(t)
+		return r.executed(t), must.Get(os.ReadFile(filepath.Join(outputs, "cloister")))(t)
 	}
 	actions, first := build(r)
 	if os.Geteuid() == 0 {
