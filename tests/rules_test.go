@@ -567,6 +567,7 @@ var skips = map[string]int{
 	"cas/internal/chunk/chunk_test.go":              1, // a picture that its licence keeps out of this tree
 	"cas/castest/castest.go":                        1, // optional abilities of a store
 	"cas/disk/crash_test.go":                        1, // tests that run only as a child process
+	"cas/disk/fault_linux_test.go":                  1,
 	"cas/disk/full_linux_test.go":                   1,
 	"cas/disk/kill_test.go":                         1,
 	"cas/disk/internal/segment/segment_test.go":     1, // other operating systems and architectures
@@ -587,6 +588,7 @@ var skips = map[string]int{
 	"sandbox/namespace/lacking_linux_test.go":       1, // tests that run only as a child process
 	"sandbox/namespace/namespace_test.go":           1, // ordinary users run the same in another test
 	"tests/bazel/bazel_linux_test.go":               1,
+	"tests/bazel/self_linux_test.go":                1, // make self-build
 	"tests/escape/escape_linux_test.go":             1,
 	"tests/escape/gvisor_linux_test.go":             1, // attacks on the host's kernel
 	"tests/escape/neighbours_linux_test.go":         1, // make neighbours
