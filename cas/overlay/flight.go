@@ -11,23 +11,78 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// maxOrphans limits the flights that continue without waiters: a client that gives up on a large blob returns, and
-// should then find progress.
+// maxOrphans limits the flights, and the uploads, that continue without waiters: a client that gives up on a large blob
+// returns, and should then find progress. Each upload has a local file open.
 const maxOrphans = 16
 
-// A flight copies blobs from the upstream to the local store, for all concurrent callers that need one of them. Without
-// waiters it continues as an orphan, or ends if there are too many orphans.
-type flight struct {
-	blobs   []cas.Digest
-	ctx     context.Context
+// A transfer copies blobs from one store to the other, for all concurrent callers that wait for it. Without waiters it
+// continues as an orphan. If there are maxOrphans already, it is cancelled instead.
+type transfer struct {
 	cancel  context.CancelFunc
-	skip    func()        // ends its wait for a slot of the call that started it
+	unindex func()        // prevents others from joining it; the caller holds Overlay.mu
 	done    chan struct{} // closed when err is set
 	err     error
-	absent  []cas.Digest // with err: the blobs that are absent from the upstream, if known
-	waiters int          // guarded by Overlay.mu
+	waiters int  // guarded by Overlay.mu
+	orphans *int // guarded by Overlay.mu; number of its kind
 
-	running, orphan, over bool // guarded by Overlay.mu
+	orphan, over bool // guarded by Overlay.mu
+}
+
+// join adds a waiter. The caller holds o.mu.
+func (t *transfer) join() {
+	t.waiters++
+	t.adopt()
+}
+
+// adopt clears the orphan state of t. The caller holds o.mu.
+func (t *transfer) adopt() {
+	if t.orphan {
+		t.orphan = false
+		*t.orphans--
+	}
+}
+
+// await waits for t and returns its error, or that of ctx.
+func (o *Overlay) await(ctx context.Context, t *transfer) error {
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if t.waiters--; t.waiters > 0 || t.over {
+			return
+		}
+		if *t.orphans < maxOrphans {
+			t.orphan = true
+			*t.orphans++
+			return
+		}
+		t.unindex()
+		t.cancel()
+	}()
+	select {
+	case <-t.done:
+		return t.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// end keeps others from joining t and from making it an orphan.
+func (o *Overlay) end(t *transfer) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t.unindex()
+	t.adopt()
+	t.over = true
+}
+
+// A flight is a transfer from the upstream to the local store.
+type flight struct {
+	transfer
+	blobs   []cas.Digest
+	ctx     context.Context
+	skip    func()       // ends its wait for a slot of the call that started it
+	absent  []cas.Digest // with err: the blobs that are absent from the upstream, if known
+	running bool         // guarded by Overlay.mu
 }
 
 // fetch copies blobs to the local store. It returns the error of the flights it started, and that of the flights of
@@ -49,7 +104,7 @@ func (s *store) fetch(ctx context.Context, ds []cas.Digest, upstreamLacks map[ca
 func (s *store) tryFetch(ctx context.Context, ds []cas.Digest, upstreamLacks map[cas.Digest]bool) (own, others error) {
 	started, joined := s.join(ds)
 	for _, f := range started {
-		err := s.wait(ctx, f)
+		err := s.o.await(ctx, &f.transfer)
 		own = worse(own, err)
 		if err != nil && !errors.Is(err, cas.ErrNotFound) {
 			continue
@@ -60,7 +115,7 @@ func (s *store) tryFetch(ctx context.Context, ds []cas.Digest, upstreamLacks map
 		}
 	}
 	for _, f := range joined {
-		others = worse(others, s.wait(ctx, f))
+		others = worse(others, s.o.await(ctx, &f.transfer))
 	}
 	return own, others
 }
@@ -76,7 +131,7 @@ func worse(a, b error) error {
 // fetchOne copies one blob to the local store. A blob that is absent from the upstream is cas.ErrNotFound.
 func (s *store) fetchOne(ctx context.Context, d cas.Digest) error {
 	started, joined := s.join([]cas.Digest{d})
-	return s.wait(ctx, append(started, joined...)[0])
+	return s.o.await(ctx, &append(started, joined...)[0].transfer)
 }
 
 // join starts flights for the blobs of ds that are in none, and returns them and the others. The caller waits for each.
@@ -94,8 +149,7 @@ func (s *store) join(ds []cas.Digest) (started, joined []*flight) {
 		case f != nil && seen[f]:
 		case f != nil && (len(ds) > 1 || len(f.blobs) == 1):
 			seen[f] = true
-			f.waiters++
-			s.o.adopt(f)
+			f.join()
 			joined = append(joined, f)
 			if !f.running {
 				s.hasten(f, slots)
@@ -132,8 +186,8 @@ func (s *store) hasten(f *flight, slots chan struct{}) {
 func (s *store) start(blobs []cas.Digest, slots chan struct{}) *flight {
 	skip := make(chan struct{})
 	f := &flight{
-		blobs: blobs, skip: sync.OnceFunc(func() { close(skip) }), done: make(chan struct{}),
-		waiters: 1, running: slots == nil,
+		transfer: transfer{done: make(chan struct{}), waiters: 1, orphans: &s.o.orphans},
+		blobs:    blobs, skip: sync.OnceFunc(func() { close(skip) }), running: slots == nil,
 	}
 	if s.o.closed {
 		f.err, f.over = errClosed, true
@@ -143,6 +197,13 @@ func (s *store) start(blobs []cas.Digest, slots chan struct{}) *flight {
 	f.ctx, f.cancel = context.WithCancel(s.o.ctx)
 	for _, d := range blobs {
 		s.o.flights[key{s.name, d}] = f
+	}
+	f.unindex = func() {
+		for _, d := range blobs {
+			if k := (key{s.name, d}); s.o.flights[k] == f {
+				delete(s.o.flights, k)
+			}
+		}
 	}
 	s.o.work.Go(func() {
 		if slots != nil {
@@ -160,56 +221,11 @@ func (s *store) start(blobs []cas.Digest, slots chan struct{}) *flight {
 		if s.o.ctx.Err() != nil {
 			f.err = errClosed
 		}
-		s.o.mu.Lock()
-		s.unindex(f)
-		s.o.adopt(f)
-		f.over = true
-		s.o.mu.Unlock()
+		s.o.end(&f.transfer)
 		f.cancel()
 		close(f.done)
 	})
 	return f
-}
-
-// adopt clears the orphan state of f. The caller holds o.mu.
-func (o *Overlay) adopt(f *flight) {
-	if f.orphan {
-		f.orphan = false
-		o.orphans--
-	}
-}
-
-// unindex prevents others from joining f. The caller holds s.o.mu.
-func (s *store) unindex(f *flight) {
-	for _, d := range f.blobs {
-		if k := (key{s.name, d}); s.o.flights[k] == f {
-			delete(s.o.flights, k)
-		}
-	}
-}
-
-// wait waits for f and returns its error.
-func (s *store) wait(ctx context.Context, f *flight) error {
-	defer func() {
-		s.o.mu.Lock()
-		defer s.o.mu.Unlock()
-		if f.waiters--; f.waiters > 0 || f.over {
-			return
-		}
-		if s.o.orphans < maxOrphans {
-			f.orphan = true
-			s.o.orphans++
-			return
-		}
-		s.unindex(f)
-		f.cancel()
-	}()
-	select {
-	case <-f.done:
-		return f.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // run copies the blobs of f. An absent blob is cas.ErrNotFound if it is the only one, and otherwise no error.

@@ -123,7 +123,7 @@ type Overlay struct {
 	mu        sync.Mutex
 	closed    bool                 // guarded by mu
 	flights   map[key]*flight      // guarded by mu
-	uploads   map[key]*upload      // guarded by mu
+	uploads   map[key]*transfer    // guarded by mu
 	orphans   int                  // guarded by mu; number of flights without waiters
 	abandoned int                  // guarded by mu; number of uploads without waiters
 	late      int                  // guarded by mu; number of queries that nobody waits for any more
@@ -156,7 +156,7 @@ func New(c Config) (*Overlay, error) {
 	case c.Journal == "":
 		return nil, errors.New("overlay: Config.Journal is missing")
 	}
-	o := &Overlay{config: c, flights: map[key]*flight{}, uploads: map[key]*upload{}, warned: map[string]time.Time{}}
+	o := &Overlay{config: c, flights: map[key]*flight{}, uploads: map[key]*transfer{}, warned: map[string]time.Time{}}
 	o.suspect.unread, o.suspect.unqueued, o.suspect.results = map[key]bool{}, map[key]bool{}, map[key]bool{}
 	o.pacing = make(chan struct{}, 1)
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())

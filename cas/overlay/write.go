@@ -106,34 +106,19 @@ func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
 		return err
 	}
 	s.o.unsent.stored(k)
-	return s.awaitUpload(ctx, k, s.upload(k))
+	return s.o.await(ctx, s.upload(k))
 }
 
-// maxAbandoned limits the uploads that continue without waiters, each of which has a local file open.
-const maxAbandoned = 16
-
-// An upload sends a large local blob to the upstream, for all concurrent calls that put it. It continues after they
-// give up: over a slow connection it takes longer than clients wait, and their next attempts join it. If maxAbandoned
-// uploads without waiters already continue, it is cancelled instead, and its blob remains unsent.
-type upload struct {
-	cancel  context.CancelFunc
-	done    chan struct{} // closed when err is set
-	err     error
-	waiters int // guarded by Overlay.mu
-
-	abandoned, over bool // guarded by Overlay.mu
-}
-
-// upload returns the running upload of k, or starts one. The caller calls awaitUpload.
-func (s *store) upload(k key) *upload {
+// upload returns the running upload of k, or starts one: over a slow connection it takes longer than clients wait, and
+// their next attempts join it. If it is cancelled, the blob remains unsent. The caller waits for it.
+func (s *store) upload(k key) *transfer {
 	s.o.mu.Lock()
 	defer s.o.mu.Unlock()
 	if u := s.o.uploads[k]; u != nil {
-		u.waiters++
-		s.o.resume(u)
+		u.join()
 		return u
 	}
-	u := &upload{done: make(chan struct{}), waiters: 1}
+	u := &transfer{done: make(chan struct{}), waiters: 1, orphans: &s.o.abandoned}
 	if s.o.closed {
 		u.err, u.over = errClosed, true
 		close(u.done)
@@ -142,62 +127,23 @@ func (s *store) upload(k key) *upload {
 	ctx, cancel := context.WithCancel(s.o.ctx)
 	u.cancel = cancel
 	s.o.uploads[k] = u
+	u.unindex = func() {
+		if s.o.uploads[k] == u {
+			delete(s.o.uploads, k)
+		}
+	}
 	s.o.work.Go(func() {
 		defer cancel()
 		u.err = s.copyUpstream(ctx, k.digest, unpaced)
 		// A Put that stores its local copy after recordSent must not join this upload: nothing would strike out its
 		// record.
-		s.o.mu.Lock()
-		s.o.unindex(k, u)
-		s.o.resume(u)
-		u.over = true
-		s.o.mu.Unlock()
+		s.o.end(u)
 		if u.err == nil {
 			s.recordSent(k.digest)
 		}
 		close(u.done)
 	})
 	return u
-}
-
-// unindex prevents others from joining u. The caller holds o.mu.
-func (o *Overlay) unindex(k key, u *upload) {
-	if o.uploads[k] == u {
-		delete(o.uploads, k)
-	}
-}
-
-// resume records that u is not abandoned. The caller holds o.mu.
-func (o *Overlay) resume(u *upload) {
-	if u.abandoned {
-		u.abandoned = false
-		o.abandoned--
-	}
-}
-
-// awaitUpload waits for u and returns its error. If ctx ends first and nobody else waits, u continues as abandoned, or
-// is cancelled if maxAbandoned uploads already do.
-func (s *store) awaitUpload(ctx context.Context, k key, u *upload) error {
-	defer func() {
-		s.o.mu.Lock()
-		defer s.o.mu.Unlock()
-		if u.waiters--; u.waiters > 0 || u.over {
-			return
-		}
-		if s.o.abandoned < maxAbandoned {
-			u.abandoned = true
-			s.o.abandoned++
-			return
-		}
-		s.o.unindex(k, u)
-		u.cancel()
-	}()
-	select {
-	case <-u.done:
-		return u.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // sendLater makes the local blobs ds pending. It keeps ds.
