@@ -154,9 +154,7 @@ func TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls(t *testing.T) {
 	}
 	r.OutputDirectories[0].RootDirectoryDigest = s.put(t, top).Proto()
 	ds := must.Get(cas.Closure(t.Context(), s, cas.SHA256, r))(t)
-	if want := 20_000 + 1 + 30 + 900 + 1; len(ds) != want {
-		t.Errorf("got a closure of %d blobs, want %d", len(ds), want)
-	}
+	expect.Equal(t, len(ds), 20_000+1+30+900+1, "blobs of the closure")
 	if s.calls != 4 { // Trees, and three levels of Directories
 		t.Errorf("blobs were fetched in %d calls, want 4", s.calls)
 	}

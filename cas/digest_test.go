@@ -33,9 +33,7 @@ func TestDigestRejectsMalformed(t *testing.T) {
 		"upper case": strings.ToUpper(hash) + "/0", "short": hash[1:] + "/0", "long": hash + "0/0", "negative": hash + "/-1",
 		"sign": hash + "/+0", "leading zero": hash + "/00", "no size": hash, "no number": hash + "/x", "not hexadecimal": "g" + hash[1:] + "/0", "nothing": "",
 	} {
-		if d, err := cas.ParseDigest(text); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%s: got %v, %v, want ErrInvalid", name, d, err)
-		}
+		expect.Error(t, expect.Err(cas.ParseDigest(text)), cas.ErrInvalid, "%s", name)
 	}
 	expect.Error(t, expect.Err(cas.FromProto(cas.SHA256, nil)), cas.ErrInvalid, "unset")
 }

@@ -52,9 +52,8 @@ func TestRule064_InlineKeepsTheLimitAndDropsFilesFirst(t *testing.T) {
 	}
 	r := proto.CloneOf(plain)
 	must.Succeed(t, cas.Inline(t.Context(), s, r, everything(most)))
-	if n := len(r.StdoutRaw) + len(r.StderrRaw) + len(r.OutputFiles[0].Contents) + len(r.OutputFiles[1].Contents); n != 1000 {
-		t.Errorf("limit %d: inlined %d bytes, want 1000", most, n)
-	}
+	expect.Equal(t, len(r.StdoutRaw)+len(r.StderrRaw)+len(r.OutputFiles[0].Contents)+len(r.OutputFiles[1].Contents), 1000,
+		"limit %d: inlined bytes", most)
 }
 
 func TestRule064_InlineRemovesUnwantedContents(t *testing.T) {

@@ -193,9 +193,7 @@ func noise(n int) string {
 // wantCode checks the code of err and that its text contains the words.
 func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 	t.Helper()
-	if got := status.Code(err); got != code {
-		t.Errorf("got %v (%v), want %v", got, err, code)
-	}
+	expect.Code(t, err, code)
 	for _, w := range words {
 		expect.That(t, err == nil || strings.Contains(err.Error(), w), "error %q does not say %q", err, w)
 	}

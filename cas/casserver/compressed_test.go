@@ -435,9 +435,7 @@ func FuzzCompressedWrite(f *testing.F) {
 		at := min(int(cut), len(packed))
 		n, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, d), 0, string(packed[:at]), false),
 			message("", int64(at), string(packed[at:]), true))
-		if read.Load() > d.Size()+1 {
-			t.Errorf("the store got %d bytes for a blob of %d", read.Load(), d.Size())
-		}
+		expect.That(t, read.Load() <= d.Size()+1, "the store got %d bytes for a blob of %d", read.Load(), d.Size())
 		if d.IsEmpty() {
 			return // the empty blob is always present
 		}
@@ -448,9 +446,7 @@ func FuzzCompressedWrite(f *testing.F) {
 		}
 		if !right {
 			wantCode(t, err, codes.InvalidArgument)
-			if m.Len() != 0 {
-				t.Errorf("stored: %v", m.Digests())
-			}
+			expect.That(t, m.Len() == 0, "stored: %v", m.Digests())
 		}
 	})
 }

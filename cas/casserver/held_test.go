@@ -79,9 +79,7 @@ func TestUploadsThatHangInStoreAreLimited(t *testing.T) {
 		<-h.ended
 	}
 	c.stop()
-	if n := len(h.ended); n != kept {
-		t.Errorf("%d more have ended when the server stops, want all %d", n, kept)
-	}
+	expect.Equal(t, len(h.ended), kept, "uploads that have ended when the server stops")
 }
 
 // stepping is a store whose Put reads 4 bytes, and when permitted 2 more and the rest.

@@ -5,7 +5,6 @@ package casserver_test
 import (
 	"context"
 	"io"
-	"slices"
 	"sync"
 	"testing"
 
@@ -66,9 +65,8 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 	if res, err := c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: "x/y/logstreams/a/b"}); err != nil || res.CommittedSize != 7 {
 		t.Errorf("query: %v, %v", res, err)
 	}
-	if want := []string{"read main/logstreams/a", "write logstreams/a/b", "query x/y/logstreams/a/b"}; !slices.Equal(l.asked, want) {
-		t.Errorf("got calls %q, want %q", l.asked, want)
-	}
+	expect.Slices(t, l.asked, []string{"read main/logstreams/a", "write logstreams/a/b", "query x/y/logstreams/a/b"},
+		"calls")
 }
 
 func TestLogStreamNamesAreInvalidWithoutLogs(t *testing.T) {

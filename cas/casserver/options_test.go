@@ -135,9 +135,7 @@ func TestRegisterNamesMissingField(t *testing.T) {
 	if _, err := casserver.Register(nil, casserver.Config{Instances: instances(m, nil)}); err == nil || !strings.Contains(err.Error(), "gRPC server") {
 		t.Errorf("no server: got %v, want an error that names it", err)
 	}
-	if got := len(s.GetServiceInfo()); got != 0 {
-		t.Errorf("after an error %d services are registered, want 0", got)
-	}
+	expect.Equal(t, len(s.GetServiceInfo()), 0, "services registered after an error")
 }
 
 // An incomplete instance is an error of the call and not a panic.

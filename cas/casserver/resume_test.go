@@ -152,9 +152,7 @@ func TestRule038_FirstOffsetIsZeroOrCommitted(t *testing.T) {
 	// An upload that restarts at 0 may have other data.
 	_, err = c.write(t.Context(), message(name, 0, "12", false))
 	wantCode(t, err, codes.InvalidArgument)
-	if err := <-ended; err == nil {
-		t.Error("the first Put succeeded")
-	}
+	expect.That(t, <-ended != nil, "the first Put succeeded")
 	c.wantKept(t, name, 2)
 	if n, err := c.write(t.Context(), message(name, 2, "3456", false), message("", 6, "78", true)); err != nil || n != 8 || m.Len() != 1 {
 		t.Errorf("got %d, %v, and %d blobs are stored", n, err, m.Len())
@@ -263,9 +261,7 @@ func TestWaitingUploadsAreLimited(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument)
 	}
 	for range 3 {
-		if err := <-ended; err == nil {
-			t.Error("a dropped upload succeeded")
-		}
+		expect.That(t, <-ended != nil, "a dropped upload succeeded")
 	}
 	for i := range kept + 3 {
 		want := int64(4)
@@ -275,9 +271,7 @@ func TestWaitingUploadsAreLimited(t *testing.T) {
 		c.wantKept(t, name(i), want)
 	}
 	c.stop()
-	if n := len(ended); n != kept {
-		t.Errorf("%d uploads have ended when stop returns, want all %d", n, kept)
-	}
+	expect.Equal(t, len(ended), kept, "uploads that have ended when stop returns")
 	expect.That(t, m.Len() == 0, "got stored blobs, want none")
 	c.stop()
 }

@@ -61,9 +61,7 @@ func TestRule024_FindMissingMarksBlobsAsUsed(t *testing.T) {
 	instances, m := behind(&probe{missing: func(ds []cas.Digest) { used = ds }})
 	c := serve(t, casserver.Config{Instances: instances})
 	d := must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have")))(t)
-	if _, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d.Proto()}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d.Proto()}}))(t)
 	expect.That(t, slices.Equal(used, []cas.Digest{d}), "got Missing of %v, want %v", used, d)
 }
 
@@ -82,9 +80,7 @@ func TestRule026_MismatchIsInvalidAndNotStored(t *testing.T) {
 		expect.That(t, want == codes.OK || strings.Contains(s.GetMessage(), req.Requests[i].Digest.Hash),
 			"message %q does not name the blob", s.GetMessage())
 	}
-	if m.Len() != 2 {
-		t.Errorf("got blobs %v, want no mismatched one", m.Digests())
-	}
+	expect.That(t, m.Len() == 2, "got blobs %v, want no mismatched one", m.Digests())
 }
 
 // A trusting store does not verify data for present blobs.
@@ -148,9 +144,7 @@ func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 		for i, want := range []codes.Code{codes.NotFound, codes.OK, codes.NotFound, codes.NotFound} {
 			wantCode(t, status.ErrorProto(r.Responses[i].Status), want)
 		}
-		if want := 1 + 3*(2-len(s.absent))/2; len(s.opened) != want {
-			t.Errorf("after Fetch with %v: got %d opened blobs, want %d", s.err, len(s.opened), want)
-		}
+		expect.Equal(t, len(s.opened), 1+3*(2-len(s.absent))/2, "opened blobs after Fetch with %v", s.err)
 	}
 }
 
@@ -254,9 +248,7 @@ func TestRule029_BombsEndAtStatedSize(t *testing.T) {
 		req.Requests[0].Digest = d.Proto()
 		_, err := c.BatchUpdateBlobs(t.Context(), req)
 		wantCode(t, err, codes.InvalidArgument, "4000000", "ByteStream.Write")
-		if c.memory(t, "").Len() != 0 {
-			t.Errorf("stored: %v", c.memory(t, "").Digests())
-		}
+		expect.That(t, c.memory(t, "").Len() == 0, "stored: %v", c.memory(t, "").Digests())
 	}
 }
 

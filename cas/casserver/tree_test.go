@@ -93,9 +93,8 @@ func TestRule034_GetTree(t *testing.T) {
 					RootDigest: root.Proto(), PageSize: size, PageToken: page.NextPageToken,
 				})
 				must.Succeed(t, err)
-				if !slices.EqualFunc(rest, pages[i+1:], func(a, b *repb.GetTreeResponse) bool { return proto.Equal(a, b) }) {
-					t.Errorf("page size %d: resumed after page %d, got %v, want %v", size, i, rest, pages[i+1:])
-				}
+				expect.That(t, slices.EqualFunc(rest, pages[i+1:], func(a, b *repb.GetTreeResponse) bool { return proto.Equal(a, b) }),
+					"page size %d: resumed after page %d, got %v, want %v", size, i, rest, pages[i+1:])
 			}
 		}
 	})

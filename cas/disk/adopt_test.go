@@ -35,12 +35,9 @@ func TestLostLogIsReported(t *testing.T) {
 		for n := 0; n <= len(log); n += 64 {
 			state[firstLog] = log[:n]
 			c, s := openStore(t, disk.Config{Dir: restore(t, state), MaxBytes: 4 << 20})
-			if damage := c.Stats().LogDamage; damage != int64(len(log)-n) {
-				t.Errorf("%s, log cut by %d bytes: reported %d", name, len(log)-n, damage)
-			}
-			if lost := missing(t, s, files...); len(lost) > 0 {
-				t.Errorf("%s, log cut to %d of %d bytes: large blobs %v are lost", name, n, len(log), lost)
-			}
+			expect.Equal(t, c.Stats().LogDamage, int64(len(log)-n), "%s, log cut by %d bytes: damage", name, len(log)-n)
+			expect.Slices(t, missing(t, s, files...), nil,
+				"%s, log cut to %d of %d bytes: lost large blobs", name, n, len(log))
 			for i := range byte(6) {
 				read(t, s, i, large)
 			}
@@ -77,9 +74,7 @@ func TestLostDataIsReported(t *testing.T) {
 				t.Errorf("%d of %d blobs kept: reported %d records without bytes and %d damaged bytes, want %d and 0",
 					kept, blobs, got.LogLost, got.LogDamage, blobs-kept)
 			}
-			if lost := missing(t, s, append(small, file)...); !slices.Equal(lost, small[kept:]) {
-				t.Errorf("%d of %d blobs kept: got %v missing, want %v", kept, blobs, lost, small[kept:])
-			}
+			expect.Slices(t, missing(t, s, append(small, file)...), small[kept:], "%d of %d blobs kept", kept, blobs)
 			closeStore(t, c)
 		}
 	}
@@ -121,9 +116,7 @@ func TestOrphansAreAdoptedInTheBackground(t *testing.T) {
 		must.Succeed(t, c.Close()) // some are left
 		c = open(t, config)
 		synctest.Wait()
-		if lost := missing(t, store(t, c, ""), ds...); len(lost) > 0 {
-			t.Errorf("%v are lost", lost)
-		}
+		expect.Slices(t, missing(t, store(t, c, ""), ds...), nil, "lost")
 		expect.Equal(t, c.Stats().Files, 9+2, "files")
 	})
 }

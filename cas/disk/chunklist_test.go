@@ -142,9 +142,7 @@ func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 				if got := missing(t, s, of[1], d, of[0], d); !slices.Equal(got, []cas.Digest{of[1], d}) {
 					t.Fatalf("Missing: got %v", got)
 				}
-				if r, err := s.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("Open: got %v, %v", r, err)
-				}
+				expect.Error(t, expect.Err(s.Open(t.Context(), d, 0)), cas.ErrNotFound, "Open")
 				if _, _, err := s.File(t.Context(), d, true); !errors.Is(err, cas.ErrNotFound) {
 					t.Errorf("File: got %v", err)
 				}
@@ -296,8 +294,7 @@ func TestLongChunkList(t *testing.T) {
 	// A list larger than the budget is rejected.
 	const more = 300_000
 	d = cas.SHA256.Sum(bytes.Repeat(b, more))
-	if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, more)}); !errors.Is(err, cas.ErrFull) {
-		t.Errorf("got %v, want ErrFull", err)
-	}
+	expect.Error(t, s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, more)}),
+		cas.ErrFull)
 	expect.That(t, !has(t, s, d), "the blob is present")
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -32,9 +33,7 @@ func leasedStore(t *testing.T) (disk.Config, *disk.Cache) {
 // wantLeased fills the store, and tests that its first blobs are all there.
 func wantLeased(t *testing.T, c *disk.Cache, from int) {
 	t.Helper()
-	if n := fill(t, store(t, c, ""), from, 100); n == 100 {
-		t.Error("the store is never full")
-	}
+	expect.That(t, fill(t, store(t, c, ""), from, 100) != 100, "the store is never full")
 	if got := present(t, store(t, c, ""), leased); len(got) != leased {
 		t.Errorf("of %d leased blobs, only %v are left", leased, got)
 	}

@@ -348,9 +348,8 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 					must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: 24 * time.Hour}))(t)
 				}
 				for round := range 2 {
-					if r, err := store(t, c, "").Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-						t.Errorf("lost %v, noted %v, round %d: got %v, %v", lost, noted, round, r, err)
-					}
+					expect.Error(t, expect.Err(store(t, c, "").Lookup(t.Context(), action)), cas.ErrNotFound,
+						"lost %v, noted %v, round %d", lost, noted, round)
 					closeStore(t, c)
 					c = open(t, config)
 				}

@@ -396,9 +396,7 @@ func leftovers(t *testing.T, what, dir string) {
 	known := regexp.MustCompile(`^(version|lock|boot|instances|verify|checkpoint|segments|files|copies|quarantine|tmp)$`)
 	top := must.Get(os.ReadDir(dir))(t)
 	for _, e := range top {
-		if !known.MatchString(e.Name()) {
-			t.Errorf("%s: %s is left over", what, e.Name())
-		}
+		expect.That(t, known.MatchString(e.Name()), "%s: %s is left over", what, e.Name())
 	}
 	pairs := map[string]int{}
 	for _, name := range list(t, filepath.Join(dir, "segments"))[1:] {

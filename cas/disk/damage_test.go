@@ -49,18 +49,14 @@ func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 				}}), "")
 				d := put(t, s, 0)
 				damageFile(t, filePath(dir, d), c.change)
-				if got, err := cas.ReadAll(t.Context(), s, d, block); !errors.Is(err, cas.ErrCorrupt) {
-					t.Errorf("got %d bytes, %v, want ErrCorrupt", len(got), err)
-				}
+				expect.Error(t, expect.Err(cas.ReadAll(t.Context(), s, d, block)), cas.ErrCorrupt)
 				expect.That(t, !exists(filePath(dir, d)), "the damaged file still exists")
 				expect.That(t, exists(filepath.Join(dir, "quarantine", fmt.Sprintf("%s-%d", d.Hash(), d.Size()))),
 					"the blob is not in quarantine")
 				expect.That(t, !has(t, s, d), "the damaged blob is still present")
 				put(t, s, 0)
 				read(t, s, 0, block)
-				if n := reported.Load(); n != 1 {
-					t.Errorf("Corrupt was called %d times, want 1", n)
-				}
+				expect.Equal(t, reported.Load(), 1, "calls of Corrupt")
 			})
 		}
 	}
@@ -128,9 +124,7 @@ func TestTruncatedBlobIsNotServedFromAnOffset(t *testing.T) {
 			r.Close()
 		}
 	}
-	if got := present(t, s, 3); len(got) != 0 {
-		t.Errorf("truncated blobs %v are still present", got)
-	}
+	expect.Slices(t, present(t, s, 3), nil, "truncated blobs that are still present")
 }
 
 func TestFileOfTruncatedBlobIsNotFound(t *testing.T) {
@@ -295,9 +289,7 @@ func TestBlobTruncatedDuringRead(t *testing.T) {
 		d := put(t, s, 0)
 		r := must.Get(s.Open(t.Context(), d, off))(t)
 		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:10] })
-		if got, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
-			t.Errorf("from %d: got %d bytes, %v, want ErrCorrupt", off, len(got), err)
-		}
+		expect.Error(t, expect.Err(io.ReadAll(r)), cas.ErrCorrupt, "from %d", off)
 		expect.Error(t, r.Close(), nil)
 	}
 }
@@ -314,9 +306,7 @@ func TestVanishedFileIsNotFound(t *testing.T) {
 		must.Succeed(t, os.Remove(filePath(dir, d)))
 		expect.Error(t, use(d), cas.ErrNotFound, "use %d", i)
 	}
-	if got := present(t, s, 3); len(got) != 0 {
-		t.Errorf("vanished blobs %v are still present", got)
-	}
+	expect.Slices(t, present(t, s, 3), nil, "vanished blobs that are still present")
 	expect.Equal(t, c.Stats().Corrupt, 3, "damaged blobs")
 }
 
@@ -345,9 +335,7 @@ func TestDamagedResultIsMiss(t *testing.T) {
 			_, err = f.WriteAt([]byte{b[0] ^ 0x10}, int64(at+i))
 		}
 		must.Succeed(t, errors.Join(err, f.Close()))
-		if got, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("byte %d flipped: got %v, %v, want ErrNotFound", i, got, err)
-		}
+		expect.Error(t, expect.Err(s.Lookup(t.Context(), action)), cas.ErrNotFound, "byte %d flipped", i)
 	}
 	if got := c.Stats(); got.Corrupt != int64(size) || got.Results != 0 {
 		t.Errorf("Stats after flipping %d bytes: got %+v", size, got)
@@ -555,9 +543,8 @@ func TestVerifyResumes(t *testing.T) {
 				t.Errorf("stopped after %+v; then got %+v, %v", stopped, rest, err)
 			}
 			// From the beginning, and again with Restart.
-			if _, err := c.Verify(&endsAfter{Context: t.Context(), calls: 40}, disk.VerifyOptions{Restart: true}); !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
+			expect.Error(t, expect.Err(c.Verify(&endsAfter{Context: t.Context(), calls: 40}, disk.VerifyOptions{Restart: true})),
+				context.Canceled)
 			all, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
 			if err != nil || all.Resumed || all.Blobs != blobs-1 || exists(filepath.Join(config.Dir, "verify")) {
 				t.Errorf("from the beginning: got %+v, %v", all, err)

@@ -283,9 +283,7 @@ func TestReopenKeepsEverything(t *testing.T) {
 	expect.Equal(t, after, before, "after reopening")
 	for i, name := range instances {
 		s := store(t, c, name)
-		if got := present(t, s, byte(len(instances))); !slices.Equal(got, []byte{byte(i)}) {
-			t.Errorf("instance %q: got blobs %v, want only %d", name, got, i)
-		}
+		expect.Slices(t, present(t, s, byte(len(instances))), []byte{byte(i)}, "instance %q: blobs", name)
 		read(t, s, byte(i), block)
 		read(t, s, byte(i), 70_000)
 		_, d := castest.Blob(byte(i), block)
@@ -407,9 +405,7 @@ func TestPutReservesAsBytesArrive(t *testing.T) {
 		if n, most := lost(), (2*sent+budget/20+size-1)/size+1; n > most {
 			t.Errorf("%d bytes evicted %d blobs, want at most %d", sent, n, most)
 		}
-		if got, want := c.Stats().Bytes, before+int64(blobs-lost())*size; got != want {
-			t.Errorf("after a broken Put: got %d bytes, want %d", got, want)
-		}
+		expect.Equal(t, c.Stats().Bytes, before+int64(blobs-lost())*size, "after a broken Put")
 	}
 	must.Be(t, lost() != blobs, "nothing left to evict for the complete Put")
 	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil || lost() != blobs {
@@ -540,9 +536,7 @@ func TestEvictionSkipsWhatCannotBeRemoved(t *testing.T) {
 	for i := byte(1); i < 30; i++ {
 		put(t, s, i)
 	}
-	if got := present(t, s, 1); len(got) != 1 {
-		t.Error("a file that could not be removed is absent")
-	}
+	expect.That(t, len(present(t, s, 1)) == 1, "a file that could not be removed is absent")
 	b, d := castest.Blob(40, 6*block+1)
 	err := s.Put(t.Context(), d, bytes.NewReader(b))
 	expect.That(t, errors.Is(err, cas.ErrFull) && strings.Contains(err.Error(), path),
@@ -661,9 +655,7 @@ func TestOpenRefuses(t *testing.T) {
 			for _, want := range c.want {
 				expect.That(t, strings.Contains(err.Error(), want), "got %q, want it to contain %q", err, want)
 			}
-			if after := list(t, c.config.Dir); !slices.Equal(after, before) {
-				t.Errorf("Open changed the directory from %q to %q", before, after)
-			}
+			expect.Slices(t, list(t, c.config.Dir), before, "directory after Open")
 		})
 	}
 }
@@ -677,9 +669,7 @@ func TestOpenErrorNamesDirectory(t *testing.T) {
 			t.Errorf("Open(%s): got %v, want an error with the directory and advice", dir, err)
 		}
 	}
-	if _, err := disk.Open(disk.Config{MaxBytes: 1}); err == nil {
-		t.Error("Open without a directory succeeded")
-	}
+	expect.That(t, expect.Err(disk.Open(disk.Config{MaxBytes: 1})) != nil, "Open without a directory succeeded")
 }
 
 func TestOpenAcceptsRootOfFileSystemAndUnfinishedStore(t *testing.T) {
@@ -702,9 +692,7 @@ func TestOpenRemovesOnlyFilesInTmp(t *testing.T) {
 	c := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}))(t)
 	expect.Message(t, c.Check(t.Context()), kept, "Check")
 	must.Succeed(t, c.Close())
-	if got, want := list(t, filepath.Join(dir, "tmp")), []string{".", "kept", "kept/file"}; !slices.Equal(got, want) {
-		t.Errorf("tmp holds %q, want %q", got, want)
-	}
+	expect.Slices(t, list(t, filepath.Join(dir, "tmp")), []string{".", "kept", "kept/file"}, "tmp")
 }
 
 func TestOpenRemovesCopies(t *testing.T) {

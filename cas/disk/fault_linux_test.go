@@ -108,9 +108,7 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 		}, nil},
 		{"Verify", func(t *testing.T, c *disk.Cache, _ *disk.Store, _ cas.Digest) error {
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
-			if want := int64(c.Stats().Blobs + len(r.Damaged)); r.Blobs != want {
-				t.Errorf("Verify: got %d blobs, want %d", r.Blobs, want)
-			}
+			expect.Equal(t, r.Blobs, int64(c.Stats().Blobs+len(r.Damaged)), "blobs that Verify read")
 			return err
 		}, nil},
 	} {
@@ -127,9 +125,7 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 				restore := replaceOpen(t, filepath.Join(config.Dir, firstData), nowhere)
 				expect.Error(t, how.use(t, c, s, d), how.want)
 				expect.That(t, !has(t, s, d), "the blob is present")
-				if reported[d.String()] != 1 {
-					t.Errorf("Corrupt was called %d times, want 1", reported[d.String()])
-				}
+				expect.Equal(t, reported[d.String()], 1, "calls of Corrupt")
 				put(t, s, 0)
 				restore()
 				read(t, s, 0, block)
@@ -163,9 +159,7 @@ func TestSegmentStaysIfMoveCannotBeFlushed(t *testing.T) {
 		put(t, s, 3)
 		source := segmentFiles(t, config.Dir, ".data")[1]
 		time.Sleep(2 * lease)
-		if lost := missing(t, s, digestOfBlob(0, block), digestOfBlob(2, block)); len(lost) > 0 {
-			t.Fatal(lost)
-		}
+		must.Be(t, len(missing(t, s, digestOfBlob(0, block), digestOfBlob(2, block))) == 0, "blobs were lost")
 		restore := replaceOpen(t, moved[0], nothing)
 		for n := range 3 {
 			switch err := collect(); {

@@ -106,9 +106,8 @@ func TestFailedFlush(t *testing.T) {
 			c.Maintain()
 		}
 		putSize(t, s, 9, large)
-		if lost := missing(t, s, slices.Concat(small, []cas.Digest{old, big, dropped})...); !slices.Equal(lost, []cas.Digest{small[0], dropped}) {
-			t.Errorf("restart %v: got missing %v, want what was dropped", restart, lost)
-		}
+		expect.Slices(t, missing(t, s, slices.Concat(small, []cas.Digest{old, big, dropped})...), []cas.Digest{small[0], dropped},
+			"restart %v: missing", restart)
 		if r, err := s.Lookup(t.Context(), old); err != nil || r.ExitCode != 3 {
 			t.Errorf("result: got %v, %v", r, err)
 		}
@@ -194,12 +193,9 @@ func TestEvictionBeforeFlushIsRepeated(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
 		read(t, s, 9, large)
-		if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err == nil {
-			t.Error("a segment with the record of the file was removed")
-		}
-		if lost := missing(t, s, big); len(lost) > 0 {
-			t.Fatal("the file was removed")
-		}
+		expect.That(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour})) != nil,
+			"a segment with the record of the file was removed")
+		must.Be(t, len(missing(t, s, big)) == 0, "the file was removed")
 		before := must.Get(os.Open(filePath(dir, big)))(t) // no other file gets its inode
 		defer before.Close()
 		was := inode(t, filePath(dir, big))

@@ -96,9 +96,8 @@ func TestKilledStoreKeepsWhatItAcknowledged(t *testing.T) {
 
 		c, s := openStore(t, config)
 		must.Be(t, len(acknowledged["blob"]) != 0 && len(acknowledged["result"]) != 0, "nothing was acknowledged")
-		if lost := missing(t, s, acknowledged["blob"]...); len(lost) > 0 {
-			t.Errorf("round %d: of %d acknowledged blobs, missing: %v", round, len(acknowledged["blob"]), lost)
-		}
+		expect.Slices(t, missing(t, s, acknowledged["blob"]...), nil,
+			"round %d: of %d acknowledged blobs, missing", round, len(acknowledged["blob"]))
 		for _, d := range acknowledged["result"] {
 			if r, err := s.Lookup(t.Context(), d); err != nil || string(r.StdoutRaw) != d.Hash() {
 				t.Errorf("round %d: acknowledged result of %s: %v, %v", round, d, r, err)

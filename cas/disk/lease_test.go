@@ -178,9 +178,7 @@ func TestLeaseFromFutureExpires(t *testing.T) {
 	const lease = time.Hour
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease}
 	c := open(t, config)
-	if n := fill(t, store(t, c, ""), 0, 100); n == 100 {
-		t.Fatal("the store is not full")
-	}
+	must.Be(t, fill(t, store(t, c, ""), 0, 100) != 100, "the store is not full")
 	closeStore(t, c)
 	synctest.Test(t, func(t *testing.T) { // starts years earlier
 		s := store(t, open(t, config), "")
@@ -329,13 +327,9 @@ func TestFullStoreIsNotRewritten(t *testing.T) {
 				t.Fatalf("got %v, want ErrFull", err)
 			}
 		}
-		if after := list(t, dir); !equal(before, after) {
-			t.Errorf("ten failed Puts changed the directory from %q to %q", before, after)
-		}
+		expect.Slices(t, list(t, dir), before, "directory after ten failed Puts")
 	})
 }
-
-func equal(a, b []string) bool { return strings.Join(a, "\n") == strings.Join(b, "\n") }
 
 func logBytes(t *testing.T, dir string) (n int64) {
 	t.Helper()
@@ -372,14 +366,11 @@ func TestUseIsWrittenOncePerGrain(t *testing.T) {
 			before := logBytes(t, dir)
 			time.Sleep(test.grain)
 			use(3)
-			if n := logBytes(t, dir) - before; n != 0 {
-				t.Errorf("lease %v: within the grain: wrote %d bytes, want 0", test.lease, n)
-			}
+			expect.Equal(t, logBytes(t, dir)-before, 0, "lease %v: bytes written within the grain", test.lease)
 			time.Sleep(time.Second)
 			use(3)
-			if n := logBytes(t, dir) - before; n != 2*16 {
-				t.Errorf("lease %v: after the grain: wrote %d bytes, want two notes", test.lease, n)
-			}
+			expect.Equal(t, logBytes(t, dir)-before, 2*16,
+				"lease %v: bytes of two notes, written after the grain", test.lease)
 		})
 	}
 }
@@ -398,9 +389,7 @@ func TestDuplicateDigestsAreNotedOnce(t *testing.T) {
 			ds = append(ds, a, a, b)
 		}
 		missing(t, s, ds...)
-		if n := logBytes(t, dir) - before; n != 2*16 {
-			t.Errorf("wrote %d bytes, want two notes", n)
-		}
+		expect.Equal(t, logBytes(t, dir)-before, 2*16, "bytes of two notes")
 	})
 }
 
@@ -442,9 +431,7 @@ func TestUseDuringEvacuationIsKept(t *testing.T) {
 			time.Sleep(lease)
 			c = open(t, config)
 			expect.Error(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})), nil)
-			if lost := missing(t, store(t, c, ""), used...); len(lost) > 0 {
-				t.Errorf("%d of %d blobs used within the lease were evicted", len(lost), len(used))
-			}
+			expect.Slices(t, missing(t, store(t, c, ""), used...), nil, "evicted blobs that were used within the lease")
 		})
 	}
 }
@@ -525,9 +512,7 @@ func shorten(t *testing.T, sync bool) {
 		}
 		b, _ := castest.Blob(5, 1000)
 		damageBlob(t, dir, b)
-		if _, err := s.Open(t.Context(), ds[5], 0); !errors.Is(err, cas.ErrCorrupt) {
-			t.Error(err)
-		}
+		expect.Error(t, expect.Err(s.Open(t.Context(), ds[5], 0)), cas.ErrCorrupt)
 		ds = append(ds[:5], ds[6:]...)
 		before, after := int64(0), int64(0)
 		for range 40 {

@@ -115,9 +115,7 @@ func TestLocateVerifies(t *testing.T) {
 			t.Errorf("blob %d has other content", i)
 		}
 	}
-	if got := int(reported.Load()); got != len(want) {
-		t.Errorf("Corrupt was called for %d blobs, want %d", got, len(want))
-	}
+	expect.Equal(t, int(reported.Load()), len(want), "blobs for which Corrupt was called")
 }
 
 // TestLocationOutlivesItsSegment: extents stay valid when the segment is removed or the store closed.
@@ -237,9 +235,7 @@ func TestLocateInReplacedSegment(t *testing.T) {
 	if got, err := os.ReadFile(copied); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the copy has %d bytes of other content, %v", len(got), err)
 	}
-	if got := strings.Count(log.String(), "replaced by another file"); got != 1 {
-		t.Errorf("logged %d times, want once: %s", got, &log)
-	}
+	expect.Equal(t, strings.Count(log.String(), "replaced by another file"), 1, "warnings in %s", &log)
 }
 
 // TestDamageInvalidatesLocations of its segment, however it is found.

@@ -111,7 +111,5 @@ func TestClassesOfAges(t *testing.T) {
 			t.Errorf("class %d spans %d to %d, which are in classes %d and %d", c, from, to, class(from), class(to))
 		}
 	}
-	if got := class(1<<32 - 1); got != classes-1 {
-		t.Errorf("highest age: got class %d of %d", got, classes)
-	}
+	expect.Equal(t, class(1<<32-1), classes-1, "class of the highest age")
 }

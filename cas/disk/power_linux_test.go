@@ -172,9 +172,7 @@ func TestOpenWithSyncMakesEarlierPutsDurable(t *testing.T) {
 	config.Sync = true
 	open(t, config)
 	for _, path := range append(segmentFiles(t, config.Dir, ".data"), filePath(config.Dir, d)) {
-		if n := unwritten(t, path); n > 0 {
-			t.Errorf("%d pages of %s are not durable", n, path)
-		}
+		expect.Equal(t, unwritten(t, path), 0, "pages of %s that are not durable", path)
 	}
 }
 
@@ -211,9 +209,7 @@ func TestSyncIsDurable(t *testing.T) {
 		t.Helper()
 		must.Be(t, len(paths) != 0, "%s: no files", what)
 		for _, path := range paths {
-			if n := unwritten(t, path); n > 0 {
-				t.Errorf("%s: %d pages of %s are not durable", what, n, path)
-			}
+			expect.Equal(t, unwritten(t, path), 0, "%s: pages of %s that are not durable", what, path)
 		}
 	}
 	for _, pack := range []int64{0, everyFile} {
@@ -310,11 +306,7 @@ func TestDataMovedByKilledProcessIsDurableBeforeRemoval(t *testing.T) {
 		t.Errorf("Collect: got %+v, %v", r, err)
 	}
 	for path := range moved {
-		if n := unwritten(t, path); n > 0 {
-			t.Errorf("%d pages of %s are not durable", n, path)
-		}
+		expect.Equal(t, unwritten(t, path), 0, "pages of %s that are not durable", path)
 	}
-	if lost := missing(t, store(t, c, ""), ds...); len(lost) > 0 {
-		t.Error(lost)
-	}
+	expect.Slices(t, missing(t, store(t, c, ""), ds...), nil, "lost")
 }

@@ -34,9 +34,7 @@ func TestFindPrefix(t *testing.T) {
 	for _, d := range []cas.Digest{packed, file, spliced, blake} {
 		whole := fmt.Sprintf("%s/%d", d.Hash(), d.Size())
 		for _, prefix := range []string{whole[:8], whole[:13], d.Function().String() + ":" + whole[:8], whole, d.Hash() + "/"} {
-			if got := find(s, prefix, 2); !slices.Equal(got, []cas.Digest{d}) {
-				t.Errorf("prefix %s: got %v, want %s", prefix, got, d)
-			}
+			expect.Slices(t, find(s, prefix, 2), []cas.Digest{d}, "prefix %s", prefix)
 		}
 		other := d.Hash()[:12] + "0123"
 		expect.Slices(t, find(s, other, 2), nil, "prefix %s", other)

@@ -419,9 +419,7 @@ func recorder(t *testing.T, s *Store) (record func(int32), absent func(*Store)) 
 	}
 	return record, func(s *Store) {
 		t.Helper()
-		if r, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("got %v, %v, want ErrNotFound", r, err)
-		}
+		expect.Error(t, expect.Err(s.Lookup(t.Context(), action)), cas.ErrNotFound)
 	}
 }
 
@@ -464,9 +462,7 @@ func TestResultEvictedFromKeptSegment(t *testing.T) {
 	record(1)
 	g := c.segments.Segments()[0]
 	g.Files.Add(1) // keeps the segment
-	if err := evictAllOf(t, c, g); err == nil {
-		t.Fatal("the segment was removed")
-	}
+	must.Be(t, evictAllOf(t, c, g) != nil, "the segment was removed")
 	g.Files.Add(-1)
 	record(2)
 	must.Succeed(t, evictAllOf(t, c, c.segments.Segment(2)))

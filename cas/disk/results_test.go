@@ -3,7 +3,6 @@
 package disk_test
 
 import (
-	"errors"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -36,9 +35,7 @@ func TestForget(t *testing.T) {
 	forget(true)
 	forget(false)
 	for range 2 {
-		if r, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("Lookup of a forgotten result: got %v, %v, want ErrNotFound", r, err)
-		}
+		expect.Error(t, expect.Err(s.Lookup(t.Context(), action)), cas.ErrNotFound, "Lookup of a forgotten result")
 		if r, err := s.Lookup(t.Context(), other); err != nil || r.ExitCode != 2 {
 			t.Errorf("Lookup of another result: got %v, %v", r, err)
 		}

@@ -333,9 +333,7 @@ func TestUnreadableLogIsLost(t *testing.T) {
 	closeStore(t, c)
 	config.Log = nil
 	c = open(t, config)
-	if n := c.Stats().LostSegments; n != 0 {
-		t.Errorf("opened again: lost %d segments", n)
-	}
+	expect.Equal(t, c.Stats().LostSegments, 0, "lost segments after opening again")
 	read(t, store(t, c, ""), 0, block)
 }
 

@@ -132,9 +132,8 @@ func TestLogRewriteReplacesRecords(t *testing.T) {
 	l, _ := open(t, c)
 	appendTo(t, l, "one", "two")
 	must.Succeed(t, os.Mkdir(c.Path+".new", 0o700))
-	if err := l.Rewrite(slices.Values([][]byte{[]byte("two")})); err == nil {
-		t.Error("got no error from a rewrite that cannot create its file")
-	}
+	expect.That(t, l.Rewrite(slices.Values([][]byte{[]byte("two")})) != nil,
+		"got no error from a rewrite that cannot create its file")
 	appendTo(t, l, "three")
 	wantFile(t, c.Path, "one\ntwo\nthree\n")
 	must.Succeed(t, os.Remove(c.Path+".new"))
@@ -147,14 +146,10 @@ func TestLogFailedAppendLeavesNothing(t *testing.T) {
 	c := Config{Path: filepath.Join(t.TempDir(), "log")}
 	l, _ := open(t, c)
 	appendTo(t, l, "one")
-	if err := l.Append([]byte("two"), []byte("with\nnewline")); err == nil {
-		t.Error("got no error for a record with a newline")
-	}
+	expect.That(t, l.Append([]byte("two"), []byte("with\nnewline")) != nil, "got no error for a record with a newline")
 	file := l.file
 	l.file, _ = os.Open(c.Path) // not writable
-	if err := l.Append([]byte("two")); err == nil {
-		t.Error("got no error for a failed write")
-	}
+	expect.That(t, l.Append([]byte("two")) != nil, "got no error for a failed write")
 	l.file.Close()
 	l.file = file
 	must.Get(file.WriteAt([]byte("a part of two"), l.size))(t)

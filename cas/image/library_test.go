@@ -113,9 +113,7 @@ func TestLibraryAllowsRegistries(t *testing.T) {
 	}
 	expect.Equal(t, must.Get(l.Loaded("", reference(t, "toolchain:5")))(t).Root, loaded.Root,
 		"the name of a loaded image")
-	if e, err := l.Loaded("", reference(t, "toolchain:6")); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("another name: got %+v, %v, want ErrNotFound", e, err)
-	}
+	expect.Error(t, expect.Err(l.Loaded("", reference(t, "toolchain:6"))), cas.ErrNotFound, "another name")
 	hash := strings.TrimPrefix(digestOf(t, im), "sha256:")
 	for name, want := range map[string]int{"toolchain:5": 1, hash[:8]: 1, digestOf(t, im): 1, hash[:7]: 0, "toolchain": 0} {
 		expect.Equal(t, len(l.Find("", name)), want, "Find(%q): images", name)

@@ -56,9 +56,7 @@ func TestLargeBlobsGoInParts(t *testing.T) {
 			b, d := castest.Blob(byte(i), size)
 			s.spoil(faults{})
 			must.Succeed(t, store.Put(t.Context(), d, iotest.DataErrReader(bytes.NewReader(b))))
-			if got, want := s.called("part"), []int{0, 2, 3}[i]; got != want {
-				t.Errorf("%d bytes were sent in %d parts, want %d", size, got, want)
-			}
+			expect.Equal(t, s.called("part"), []int{0, 2, 3}[i], "parts of %d bytes", size)
 			for _, off := range []int64{0, 16 << 20} {
 				r := must.Get(store.Open(t.Context(), d, off))(t)
 				got, err := io.ReadAll(r)
@@ -132,9 +130,8 @@ func TestUploadsHaveChecksums(t *testing.T) {
 			b, d := castest.Blob(1, size)
 			expect.That(t, store.Put(t.Context(), d, bytes.NewReader(b)) != nil, "%d bytes: got no error", size)
 		}
-		if err := store.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{ExitCode: 1}); err == nil {
-			t.Error("a result: got no error")
-		}
+		expect.That(t, store.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{ExitCode: 1}) != nil,
+			"a result: got no error")
 		if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 {
 			t.Errorf("objects %q, %d uploads", keys, n)
 		}
@@ -212,9 +209,7 @@ func TestDamagedBlob(t *testing.T) {
 			if r, err := store.Open(t.Context(), d, 60_000); name != "one bit" && !errors.Is(err, cas.ErrCorrupt) {
 				t.Errorf("%s: read from 60000: got %v, %v, want ErrCorrupt", name, r, err)
 			}
-			if want := []string{fmt.Sprint("main ", d, " ", key)}; !slices.Equal(reported, want) {
-				t.Errorf("%s: reported %q, want %q", name, reported, want)
-			}
+			expect.Slices(t, reported, []string{fmt.Sprint("main ", d, " ", key)}, "%s: reported", name)
 			to := castest.NewMemory()
 			if _, err := store.Fetch(t.Context(), to, []cas.Digest{d}); err == nil || to.Len() != 0 {
 				t.Errorf("%s: Fetch: got %v and %d blobs", name, err, to.Len())
@@ -264,9 +259,7 @@ func TestDamagedResult(t *testing.T) {
 			"no sum": b[32:], "longer": append(bytes.Clone(b), 0),
 		} {
 			s.replace(t, key, damaged, time.Now())
-			if r, err := store.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-				t.Errorf("%s: got %v, %v, want ErrNotFound", name, r, err)
-			}
+			expect.Error(t, expect.Err(store.Lookup(t.Context(), action)), cas.ErrNotFound, "%s", name)
 			record()
 			expect.Equal(t, must.Get(store.Lookup(t.Context(), action))(t).ExitCode, 3, "%s, after Record", name)
 		}
@@ -910,9 +903,7 @@ func TestCallsAreObserved(t *testing.T) {
 		b, d := castest.Blob(1, 1000)
 		put(t, store, b)
 		must.Get(cas.ReadAll(t.Context(), store, d, 1000))(t)
-		if got, want := take(), []string{"put ok 1 1000 0", "get ok 1 0 1000"}; !slices.Equal(got, want) {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		expect.Slices(t, take(), []string{"put ok 1 1000 0", "get ok 1 0 1000"})
 		_, absent := castest.Blob(2, 1000)
 		store.Missing(t.Context(), []cas.Digest{absent})
 		s.spoil(faults{breakAt: 500, breaks: 1})

@@ -113,8 +113,6 @@ func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 		}
 		gate.Open()
 		group.Wait()
-		if n := p.faultyUpstream.Calls(faulty.Open); n != len(ds) {
-			t.Errorf("got %d upstream reads for %d blobs", n, len(ds))
-		}
+		expect.Equal(t, p.faultyUpstream.Calls(faulty.Open), len(ds), "upstream reads")
 	})
 }

@@ -347,15 +347,11 @@ func TestFrozenUpstream(t *testing.T) {
 			_, err := p.actions.Lookup(t.Context(), action)
 			wantError(t, "upstream frozen", err, cas.ErrNotFound)
 		}
-		if n := took(writes); n > 0 {
-			t.Errorf("the writes took %v", n)
-		}
+		expect.Equal(t, took(writes), 0, "duration of the writes")
 		if n := took(queries); n > 3*time.Second {
 			t.Errorf("the first queries took %v, want at most 3s", n)
 		}
-		if n := took(func() { writes(); queries(); queries() }); n > 0 {
-			t.Errorf("further calls took %v", n)
-		}
+		expect.Equal(t, took(func() { writes(); queries(); queries() }), 0, "duration of further calls")
 		expect.Equal(t, p.Stats().Unanswered, 6, "unanswered")
 		for _, gate := range gates {
 			gate.Open()
@@ -443,9 +439,7 @@ func TestSenderRests(t *testing.T) {
 			return upstream.Len() - before
 		}
 		fill()
-		if got := sentWhile(true, 900*time.Millisecond); got != 0 {
-			t.Errorf("in use for less than a second: %d blobs were sent, want none", got)
-		}
+		expect.Equal(t, sentWhile(true, 900*time.Millisecond), 0, "blobs sent while in use for less than a second")
 		if got := sentWhile(true, 22*time.Second); got < 1800 || got > 2400 {
 			t.Errorf("in use: %d blobs were sent in 22 s, want about 2000", got)
 		}

@@ -58,9 +58,7 @@ func wantExhausted(t *testing.T, err error, words ...string) {
 		t.Errorf("got details %v, want RetryInfo with a delay", s.Details())
 	}
 	for _, w := range words {
-		if !strings.Contains(s.Message(), w) {
-			t.Errorf("message %q lacks %q", s.Message(), w)
-		}
+		expect.Text(t, s.Message(), w, "message")
 	}
 }
 
@@ -178,7 +176,5 @@ func TestWithoutTable(t *testing.T) {
 	release := must.Get(quota.Hold(t.Context(), quota.LogStreams))(t)
 	release()
 	release()
-	if got := quota.Caller(t.Context()); got != "" {
-		t.Errorf("the caller is %q, want none", got)
-	}
+	expect.Equal(t, quota.Caller(t.Context()), "", "caller")
 }

@@ -504,9 +504,7 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 		for range 200 {
 			r := must.Get(b.store.Open(t.Context(), d, 0))(t)
 			r.Close()
-			if _, err := r.Read(make([]byte, 1)); err == nil {
-				t.Error("a closed reader returned data")
-			}
+			expect.That(t, expect.Err(r.Read(make([]byte, 1))) != nil, "a closed reader returned data")
 		}
 		to := must.Get(b.client.Store("elsewhere"))(t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -553,9 +551,7 @@ func TestStalledUploadsCount(t *testing.T) {
 					defer cancel()
 					time.AfterFunc(limit, cancel)
 					// not an io.Seeker, so that each Put is one call
-					if err := b.store.Put(ctx, d, io.MultiReader(bytes.NewReader(data))); err == nil {
-						t.Error("got no error")
-					}
+					expect.That(t, b.store.Put(ctx, d, io.MultiReader(bytes.NewReader(data))) != nil, "got no error")
 				}
 				b.intercept(butProbes(never))
 				for range 10 {

@@ -55,9 +55,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 			one = load(m, first)
 		}
 	}}, second)
-	if a, b := one.root.find("a").dir, two.root.find("a").dir; a != b {
-		t.Error("two inputs have separate values of one directory")
-	}
+	expect.That(t, one.root.find("a").dir == two.root.find("a").dir, "two inputs have separate values of one directory")
 	refs := map[*item]int{}
 	var bytes int64
 	for k, it := range c.items {

@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -46,9 +47,8 @@ func TestRule116_SpecialFilesInDirectoriesAreLeftOut(t *testing.T) {
 	}
 	omitted := must.Get(tree.Capture(t.Context(), cas.NewBatch(store), cas.SHA256, out,
 		tree.OutputSpec{Paths: []string{"d"}}, &repb.ActionResult{}))(t)
-	if want := `the named pipe "d/fifo", the socket "d/z/socket", the named pipe "d/z/t" and 2 more`; omitted != want {
-		t.Errorf("omitted: got %s, want %s", omitted, want)
-	}
+	expect.Equal(t, omitted, `the named pipe "d/fifo", the socket "d/z/socket", the named pipe "d/z/t" and 2 more`,
+		"omitted")
 	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}})
 	into := newRoot(t)
 	must.Succeed(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))

@@ -198,9 +198,7 @@ func TestCapture(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := describe(capture(t, castest.NewMemory(), execRoot(t, c.root...), c.wanted))
-			if want := strings.Join(c.want, "\n") + "\n"; got != want {
-				t.Errorf("got\n%s\nwant\n%s", got, want)
-			}
+			expect.Equal(t, got, strings.Join(c.want, "\n")+"\n")
 		})
 	}
 }
@@ -278,9 +276,7 @@ func TestCaptureRefuses(t *testing.T) {
 			wantError(t, err, c.kind, c.text)
 			if c.kind == tree.ErrOutput {
 				// One output is bad, and the other is kept.
-				if n := len(r.OutputFiles) + len(r.OutputDirectories); n != 1 {
-					t.Errorf("the result has %d outputs, want the valid one: %v", n, r)
-				}
+				expect.Equal(t, len(r.OutputFiles)+len(r.OutputDirectories), 1, "outputs, of which one is valid: %v", r)
 			} else if !proto.Equal(r, &repb.ActionResult{ExitCode: 3}) {
 				t.Errorf("the failed call changed the result to %v", r)
 			}
@@ -436,9 +432,7 @@ func TestExtractStaysInside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			into := newRoot(t)
 			must.Succeed(t, into.Symlink(outside.Name(), "way"))
-			if err := tree.Extract(t.Context(), store, cas.SHA256, r, into); err == nil {
-				t.Error("Extract succeeded")
-			}
+			expect.That(t, tree.Extract(t.Context(), store, cas.SHA256, r, into) != nil, "Extract succeeded")
 			if got := read(t, outside, "."); len(got.kids) > 0 {
 				t.Errorf("written outside:\n%s", got)
 			}

@@ -464,9 +464,7 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 				must.Be(t, staged.Form == tree.FormImage,
 					"got form %q (%s), want image", staged.Form, staged.CopyReason)
 				same(t, "exec root", r.see(ws, staged), s.input)
-				if _, err := ws.Lstat("in"); err == nil {
-					t.Error("in/ exists, though nothing is copied")
-				}
+				expect.That(t, expect.Err(ws.Lstat("in")) != nil, "in/ exists, though nothing is copied")
 				staged.Release()
 				staged.Release()
 			}
@@ -842,9 +840,8 @@ func TestCopyUpTo(t *testing.T) {
 		l := plan(t, load(t, store, root), "", nil, nil)
 		ws := newRoot(t)
 		staged := must.Get(s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws)))(t)
-		if want := []tree.Form{tree.FormImage, tree.FormImage, tree.FormImage, tree.FormCopy}[i]; staged.Form != want {
-			t.Errorf("stage %d: got form %q (%s), want %q", i, staged.Form, staged.CopyReason, want)
-		}
+		expect.Equal(t, staged.Form, []tree.Form{tree.FormImage, tree.FormImage, tree.FormImage, tree.FormCopy}[i],
+			"form of stage %d (%s)", i, staged.CopyReason)
 		staged.Release()
 	}
 }
@@ -918,9 +915,7 @@ func TestBindsFromCachedImagesAreLimited(t *testing.T) {
 		}
 		n.set("a/x", &node{content: fmt.Sprint(i)})
 		ws, s := r.stage("", n)
-		if got, want := len(images(s)), []int{1, 3, 3, 3}[i]; got != want {
-			t.Errorf("stage %d has %d images, want %d", i, got, want)
-		}
+		expect.Equal(t, len(images(s)), []int{1, 3, 3, 3}[i], "images of stage %d", i)
 		same(t, "exec root", r.see(ws, s), n)
 		s.Release()
 	}

@@ -66,9 +66,7 @@ dtrwxrwxrwx /src/sub
 `
 	expect.Equal(t, listing(t, ws, "out"), want, "out")
 	l := plan(t, in, "src", []string{"src/out", "old/f", "old/d", "deep/er/out"}, nil)
-	if got, want := l.Owned(), []string{"old/d", "old/f"}; !slices.Equal(got, want) {
-		t.Errorf("owned: got %q, want %q", got, want)
-	}
+	expect.Slices(t, l.Owned(), []string{"old/d", "old/f"}, "owned")
 	ws = newRoot(t)
 	s = must.Get(l.Layered().Stage(t.Context(), store, ws))(t)
 	if want := []tree.Lower{{Source: "in"}}; len(s.Binds) > 0 || !slices.Equal(s.Lower, want) {

@@ -165,15 +165,11 @@ func TestDecodeStopsAtStatedSize(t *testing.T) {
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
 		bomb := pack(t, c, make([]byte, 64<<20))
 		for _, size := range []int64{0, 1, 1000} {
-			if got, err := compress.Decode(c, bomb, size); !errors.Is(err, cas.ErrInvalid) {
-				t.Errorf("got %d bytes, %v, want ErrInvalid", len(got), err)
-			}
+			expect.Error(t, expect.Err(compress.Decode(c, bomb, size)), cas.ErrInvalid)
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		if _, err := compress.Decode(c, bomb, 1000); err == nil {
-			t.Error("no error")
-		}
+		expect.That(t, expect.Err(compress.Decode(c, bomb, 1000)) != nil, "no error")
 		runtime.ReadMemStats(&after)
 		if n := after.TotalAlloc - before.TotalAlloc; n > 8<<20 {
 			t.Errorf("a bomb of %d bytes took %d bytes of memory, want at most 8 MiB", len(bomb), n)

@@ -56,9 +56,7 @@ func TestRule061_SHA256TREEVectors(t *testing.T) {
 func TestOneLeafIsPlainSHA256(t *testing.T) {
 	for _, n := range []int{0, 1, 1023, 1024} {
 		want := sha256.Sum256(sequence(n))
-		if got := sum(sequence(n), 100); got != hex.EncodeToString(want[:]) {
-			t.Errorf("%d bytes: got %s, want %x", n, got, want)
-		}
+		expect.Equal(t, sum(sequence(n), 100), hex.EncodeToString(want[:]), "%d bytes", n)
 	}
 }
 

@@ -208,9 +208,7 @@ func TestFailedFlushStays(t *testing.T) {
 	breakFlush(t, s.Segments()[0])
 	append()
 	for range 2 {
-		if err := a.Flush(); err == nil {
-			t.Error("Flush succeeded after a failure")
-		}
+		expect.That(t, a.Flush() != nil, "Flush succeeded after a failure")
 	}
 	a.Seal(s.Segments()[0])
 	append() // to another segment, which can be flushed
@@ -248,16 +246,13 @@ func TestDataCountsAfterFailedFlush(t *testing.T) {
 	must.Succeed(t, a.Append([]Item{newItem(0, 10)}, func(*Item) {}))
 	g := s.Segments()[0]
 	breakFlush(t, g)
-	if err := a.Append([]Item{newItem(1, 5000)}, func(*Item) { t.Error("committed") }); err == nil {
-		t.Fatal("the flush did not fail")
-	}
+	must.Be(t, a.Append([]Item{newItem(1, 5000)}, func(*Item) { t.Error("committed") }) != nil,
+		"the flush did not fail")
 	fi := must.Get(os.Stat(filepath.Join(dir, "00000001.data")))(t)
 	if data, log := g.Size(); data != fi.Size() || s.Bytes() != data+log {
 		t.Errorf("the file has %d bytes; got %d bytes in total, %d of data", fi.Size(), s.Bytes(), data)
 	}
-	if want := Padded(10) + Padded(5000); fi.Size() != want {
-		t.Errorf("the file has %d bytes, want %d, since the record may be durable", fi.Size(), want)
-	}
+	expect.Equal(t, fi.Size(), Padded(10)+Padded(5000), "bytes of the file, since the record may be durable")
 	items := []Item{newItem(2, 100)}
 	if err := a.Append(items, func(*Item) {}); err != nil || items[0].Segment == g.N {
 		t.Errorf("next item: got segment %d, %v", items[0].Segment, err)
@@ -369,9 +364,7 @@ func TestConcurrentAppends(t *testing.T) {
 		total += data + log
 		expect.That(t, data <= limit, "segment %d has %d bytes, limit %d", g.N, data, limit)
 	}
-	if total != s.Bytes() {
-		t.Errorf("Bytes: got %d, want %d", s.Bytes(), total)
-	}
+	expect.Equal(t, s.Bytes(), total, "Bytes")
 	seen := map[[2]uint32]bool{}
 	for _, r := range all {
 		at := [2]uint32{r.Segment, r.Offset}
@@ -432,9 +425,7 @@ func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 		return g.Touch([]index.Key{{}}, func(index.Key) (uint32, uint32, bool) { return 0, 5000, true })
 	}
 	g.log = readOnly
-	if err := touch(); err == nil {
-		t.Error("Touch succeeded on a log that cannot be truncated")
-	}
+	expect.That(t, touch() != nil, "Touch succeeded on a log that cannot be truncated")
 	g.log = log
 	expect.Error(t, errors.Join(touch(), readOnly.Close()), nil)
 	s.Close()
