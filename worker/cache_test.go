@@ -157,9 +157,7 @@ func TestInputsLostAfterAdmission(t *testing.T) {
 		must.Get(cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte(content)))(t)
 	}
 	must.Succeed(t, admit())
-	if out := b.do(&Task{Action: action}); out.Result.ExitCode != 0 {
-		t.Errorf("got %v", out)
-	}
+	expect.Equal(t, b.do(&Task{Action: action}).Result.ExitCode, 0, "exit code")
 }
 
 func TestInstancesAreSeparate(t *testing.T) {

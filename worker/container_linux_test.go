@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -169,9 +168,7 @@ func TestLostImages(t *testing.T) {
 	s.repull = func() { s.roots[pinnedTwo] = kept }
 	r := rootRun{script: "cat /etc/marker", env: map[string]string{"PATH": "/bin"}, platform: platform("container-image", "docker://"+pinnedTwo)}
 	c.run(r, Task{}, "second\n")
-	if want := []cas.Digest{{}, lost}; !slices.Equal(s.stale, want) {
-		t.Errorf("got calls with %v, want %v", s.stale, want)
-	}
+	expect.Slices(t, s.stale, []cas.Digest{{}, lost}, "calls with")
 	s.roots[pinnedTwo], s.repull = imageRoot{Root: lost}, func() {}
 	f := wantFault(t, "a store that loses the image twice", c.try(&r, Task{}), FaultExhausted)
 	if !strings.Contains(f.Error(), pinnedTwo) || !strings.Contains(f.Error(), "increase the size of the store") {
@@ -206,9 +203,7 @@ func TestRefusedImages(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		if f := wantFault(t, row.name, a.Pull(t.Context()), row.kind); !strings.Contains(f.Error(), row.want) {
-			t.Errorf("%s: Pull got %q, want %q in it", row.name, f, row.want)
-		}
+		expect.Text(t, wantFault(t, row.name, a.Pull(t.Context()), row.kind).Error(), row.want, "%s: Pull", row.name)
 	}
 	c.cfg.Features.Root = false
 	_, err := c.Admit(t.Context(), &Task{Action: c.actionOf(&rootRun{script: "true", platform: platform("container-image", "docker://"+pinnedOne)})})

@@ -132,9 +132,7 @@ func TestRule127_FollowedLogEqualsBlob(t *testing.T) {
 			t.Errorf("log %q: got digest %s in the result, want %s", c.text, c.digest.Hash, got)
 		}
 	}
-	if want := "0123456789012345678901234" + TruncationNotice; text != want {
-		t.Errorf("got log %q, want %q", text, want)
-	}
+	expect.Equal(t, text, "0123456789012345678901234"+TruncationNotice, "log")
 }
 
 func TestLogOfCancelledRunStaysOpen(t *testing.T) {

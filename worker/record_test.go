@@ -175,9 +175,7 @@ func TestEvictedManifestKeepsCachedResult(t *testing.T) {
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
 	b.store.Delete(out.Manifest)
-	if again := b.do(&Task{Action: action}); !again.Cached {
-		t.Error("got a new run, want the cached result")
-	}
+	expect.That(t, b.do(&Task{Action: action}).Cached, "got a new run, want the cached result")
 }
 
 func TestRunWithoutAuditNamesItsProgram(t *testing.T) {

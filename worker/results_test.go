@@ -54,12 +54,10 @@ func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 	}
 	now = "gcc 15"
 	b.cfg.Instances = instances
-	if out := b.do(&Task{Action: action}); out.Cached {
-		t.Error("the worker took the result of another toolchain from the action cache")
-	}
-	if out := b.do(&Task{Action: action}); !out.Cached {
-		t.Error("the second run with the new toolchain was not answered from the action cache")
-	}
+	expect.That(t, !b.do(&Task{Action: action}).Cached,
+		"the worker took the result of another toolchain from the action cache")
+	expect.That(t, b.do(&Task{Action: action}).Cached,
+		"the second run with the new toolchain was not answered from the action cache")
 }
 
 // TestToolchainChangesDuringARun: nobody knows which toolchain such a run saw, so its result is not cached.
@@ -251,9 +249,8 @@ default_properties:
 		target string
 		cached bool
 	}{{"//app:a", true}, {"//third_party/z:z", false}, {"//third_party/z:z", true}} {
-		if out := b.do(&Task{Action: action, Target: c.target}); out.Cached != c.cached {
-			t.Errorf("execution for %s: got cached %t, want %t", c.target, out.Cached, c.cached)
-		}
+		expect.Equal(t, b.do(&Task{Action: action, Target: c.target}).Cached, c.cached,
+			"execution for %s: cached", c.target)
 	}
 }
 

@@ -182,9 +182,7 @@ func TestRootIsPartOfTheStableHash(t *testing.T) {
 	}
 	distinct := slices.Clone(hashes[half:])
 	slices.Sort(distinct)
-	if n := len(slices.Compact(distinct)); n != len(hashes[half:]) {
-		t.Errorf("got %d different stable hashes of %d different runs", n, len(hashes[half:]))
-	}
+	expect.Equal(t, len(slices.Compact(distinct)), len(hashes[half:]), "different stable hashes of different runs")
 }
 
 // TestInputRootPath: platform properties and the operator's defaults place the input root, also at /.
@@ -256,9 +254,7 @@ default_properties:
 			}
 		}
 		slices.Sort(left)
-		if want := []string{"bin/new", "etc-new", "new"}; !slices.Equal(left, want) {
-			t.Errorf("left: got %q, want %q", left, want)
-		}
+		expect.Slices(t, left, []string{"bin/new", "etc-new", "new"}, "left")
 	})
 }
 
@@ -287,9 +283,7 @@ func TestRefusedPlaces(t *testing.T) {
 	} {
 		t.Run(c2.name, func(t *testing.T) {
 			err := c.try(&rootRun{script: "true", platform: c2.platform}, c2.task)
-			if f := wantFault(t, c2.name, err, c2.kind); !strings.Contains(f.Error(), c2.want) {
-				t.Errorf("got %q, want %q in it", f, c2.want)
-			}
+			expect.Text(t, wantFault(t, c2.name, err, c2.kind).Error(), c2.want, "%s", c2.name)
 		})
 	}
 }

@@ -23,9 +23,7 @@ import (
 func TestRule070_MissingOrMalformedAction(t *testing.T) {
 	b := newBench(t, nil)
 	absent := cas.SHA256.Sum([]byte("absent"))
-	if f := b.want("absent", absent, FaultMissing, absent.String()); !slices.Equal(f.Blobs, []cas.Digest{absent}) {
-		t.Errorf("got missing %v, want the action", f.Blobs)
-	}
+	expect.Slices(t, b.want("absent", absent, FaultMissing, absent.String()).Blobs, []cas.Digest{absent}, "missing")
 	odd := must.Get(cas.FromProto(cas.SHA256, b.raw(garbage)))(t)
 	b.want("garbage", odd, FaultInvalid, odd.Hash())
 	rootless := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = nil })
@@ -46,9 +44,7 @@ func TestRule071_MissingOrMalformedCommand(t *testing.T) {
 	root = b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: file.Proto()}}})
 	action, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{CommandDigest: absent.Proto(), InputRootDigest: root}))
 	must.Succeed(t, err)
-	if f := b.want("absent", action, FaultMissing); !slices.Equal(f.Blobs, []cas.Digest{absent, file}) {
-		t.Errorf("got missing %v, want %v", f.Blobs, []cas.Digest{absent, file})
-	}
+	expect.Slices(t, b.want("absent", action, FaultMissing).Blobs, []cas.Digest{absent, file}, "missing")
 	b.want("arguments", b.action(command(func(c *repb.Command) { c.Arguments = nil })), FaultInvalid, "arguments")
 	b.want("program", b.action(command(func(c *repb.Command) { c.Arguments = []string{""} })), FaultInvalid, "arguments")
 	b.want("NUL", b.action(command(func(c *repb.Command) { c.Arguments = []string{"a\x00b"} })), FaultInvalid, "NUL")

@@ -38,9 +38,7 @@ func TestViolationsAreReported(t *testing.T) {
 		lines[1] != "cloister: denied: connection to tcp 10.0.0.1:443 (no network) by curl (connect), 3 times; add what it needs to the inputs, or allow the endpoint in the policy" {
 		t.Errorf("got message %q", out.Message)
 	}
-	if want := "rerun " + action.String(); out.Reproduce != want {
-		t.Errorf("reproduce: got %q, want %q", out.Reproduce, want)
-	}
+	expect.Equal(t, out.Reproduce, "rerun "+action.String(), "reproduce")
 	text := b.text(out)
 	for _, part := range []string{action.String(), "target //a:b", "mnemonic Genrule", "invocation i-1", `profile "build"`, "exit code 1", connect.String()} {
 		expect.Text(t, text, part, "the audit log")
@@ -122,9 +120,7 @@ func TestInteractiveRunIsNotCached(t *testing.T) {
 		expect.Equal(t, got.Timeout, time.Hour, "timeout (the maximum of an hour)")
 	}
 	must.Succeed(t, b.store.Record(t.Context(), action, &repb.ActionResult{}))
-	if out := b.do(&Task{Action: action, Args: []string{"sh"}}); out.Cached {
-		t.Error("got a cached result for a shell")
-	}
+	expect.That(t, !b.do(&Task{Action: action, Args: []string{"sh"}}).Cached, "got a cached result for a shell")
 }
 
 func TestViolationsOfCancelledRunAreAudited(t *testing.T) {
@@ -255,9 +251,7 @@ func TestMetadataSaysWhatWasMeasured(t *testing.T) {
 			marked += strings.ReplaceAll(string(f.Name()), "_", "")
 			return true
 		})
-		if want := marks.Type().Field(i).Name; marked != strings.ToLower(want) {
-			t.Errorf("measured %s: got a mark for %q", want, marked)
-		}
+		expect.Equal(t, marked, strings.ToLower(marks.Type().Field(i).Name), "mark")
 	}
 }
 
@@ -281,12 +275,8 @@ func TestGrantBecomesSpec(t *testing.T) {
 	}
 	// Two files in whole pages; the workspace, out, a file, a directory and its file, o.
 	page := int64(os.Getpagesize())
-	if want := grant.Limits.OutputBytes + 2*page; b.backend.bytes != want {
-		t.Errorf("workspace: got %d bytes, want %d", b.backend.bytes, want)
-	}
-	if want := grant.Limits.OutputFiles + 6; b.backend.files != want {
-		t.Errorf("workspace: got %d files, want %d", b.backend.files, want)
-	}
+	expect.Equal(t, b.backend.bytes, grant.Limits.OutputBytes+2*page, "bytes of the workspace")
+	expect.Equal(t, b.backend.files, grant.Limits.OutputFiles+6, "files of the workspace")
 }
 
 func TestSum(t *testing.T) {
@@ -468,9 +458,8 @@ func TestAdmitInFleet(t *testing.T) {
 	if a, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })}); err != nil || !a.DoNotMerge {
 		t.Errorf("do_not_cache: got %+v, %v", a, err)
 	}
-	if _, err := b.Admit(t.Context(), &Task{Action: cas.SHA256.Sum([]byte("absent"))}); err == nil {
-		t.Error("Admit accepted a missing action")
-	}
+	expect.That(t, expect.Err(b.Admit(t.Context(), &Task{Action: cas.SHA256.Sum([]byte("absent"))})) != nil,
+		"Admit accepted a missing action")
 }
 
 // TestPythonCachesFollowOtherEvents: Python tries to write them for each module, whatever made the action fail.
@@ -479,9 +468,7 @@ func TestPythonCachesFollowOtherEvents(t *testing.T) {
 	left := sandbox.Event{Kind: sandbox.EventOutput, Subject: "tmp.txt"}
 	read := sandbox.Event{Kind: sandbox.EventRead, Subject: "/etc/passwd"}
 	v := NewViolations(&sandbox.Result{Events: []sandbox.Event{cache, left, read}}, ExecRoot)
-	if got, want := v.byImportance(), []sandbox.Event{read, left, cache}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	expect.Slices(t, v.byImportance(), []sandbox.Event{read, left, cache})
 }
 
 // TestHarmlessViolations: warnings are for those that explain a failure or that somebody should look at.

@@ -159,9 +159,7 @@ func TestNilArgumentsAreFaults(t *testing.T) {
 		"Execute": func() error { _, err := l.Execute(t.Context(), nil, nil); return err },
 		"Admit":   func() error { _, err := l.Admit(t.Context(), nil); return err },
 	} {
-		if f := wantFault(t, name, call(), FaultInvalid); !strings.Contains(f.Error(), "the Task is missing") {
-			t.Errorf("%s: got %v, want a fault that names the Task", name, f)
-		}
+		expect.Text(t, wantFault(t, name, call(), FaultInvalid).Error(), "the Task is missing", "%s", name)
 	}
 	expect.Message(t, expect.Err(l.Action(t.Context(), nil, cas.SHA256.Sum(nil))), "the Instance is missing", "Action")
 	l.PrefetchInputs(t.Context(), nil, func(int64) bool { return true })
@@ -197,9 +195,8 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	out, err := l.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	expect.That(t, err == nil && out.Cached && string(out.Result.StdoutRaw) == "cached",
 		"got %v, %v, want the cached result", out, err)
-	if _, err := l.Execute(t.Context(), &Task{Action: action, SkipCacheLookup: true}, func(Stage) {}); err == nil {
-		t.Error("got a cached result despite skip_cache_lookup")
-	}
+	expect.That(t, expect.Err(l.Execute(t.Context(), &Task{Action: action, SkipCacheLookup: true}, func(Stage) {})) != nil,
+		"got a cached result despite skip_cache_lookup")
 
 	// The maximum timeout is checked before staging.
 	_, err = l.Execute(t.Context(), &Task{Action: put(&repb.Action{Timeout: durationpb.New(2 * time.Hour)})}, func(Stage) {})

@@ -569,9 +569,7 @@ func TestStrangeResourceNames(t *testing.T) {
 		"blobs/a/blobs/" + blob.Hash + "/0": codes.PermissionDenied,
 		"a/compressed-blobs/x/" + blob.Hash: codes.InvalidArgument, // by the service
 	} {
-		if err := read(name); status.Code(err) != want {
-			t.Errorf("%s: %v, want %v", name, err, want)
-		}
+		expect.Code(t, read(name), want, "%s", name)
 	}
 	// An operation name without an instance cannot be guessed.
 	w, err := repb.NewExecutionClient(conn).WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: "0123"})
@@ -749,9 +747,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	for range 2 {
 		expect.That(t, shown() == fresh, "an invalid key changed the certificate")
 	}
-	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
-		t.Errorf("the log says %d times what is wrong with a key:\n%s", n, &log)
-	}
+	expect.Equal(t, strings.Count(log.String(), "level=WARN"), 1, "warnings of a key in\n%s", &log)
 	other, otherKey := a.pair(loopback)
 	for _, names := range [][2]string{{cert, otherKey}, {other, key}, {other, "/nonexistent"}, {key, otherKey}} {
 		expect.That(t, expect.Err(transport.NewPair(first(names[0], names[1]))) != nil, "%v are no pair", names)
@@ -761,9 +757,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	if got := shown(); got == fresh || got == old {
 		t.Error("the certificate was not read again after a mistake")
 	}
-	if _, err := pair.Server(key, true); err == nil {
-		t.Error("a file without a certificate is an authority")
-	}
+	expect.That(t, expect.Err(pair.Server(key, true)) != nil, "a file without a certificate is an authority")
 }
 
 // TestStrangersMustHurry checks the time limit for the first message of a call without a credential, which gRPC reads

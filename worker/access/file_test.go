@@ -22,7 +22,6 @@ import (
 	"github.com/cloister-build/cloister/tests/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
@@ -142,9 +141,7 @@ func TestWarnings(t *testing.T) {
 func TestNobody(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: []\n"), nil)
 	for name, call := range calls {
-		if err := call(t.Context(), s.dial(nil, "Bearer x"), ""); status.Code(err) != codes.Unauthenticated {
-			t.Errorf("%s: %v, want Unauthenticated", name, err)
-		}
+		expect.Code(t, call(t.Context(), s.dial(nil, "Bearer x"), ""), codes.Unauthenticated, "%s", name)
 	}
 }
 

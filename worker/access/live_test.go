@@ -65,12 +65,8 @@ func TestCallersAreReadAgain(t *testing.T) {
 		t.Helper()
 		live.Look()
 		for range 2 {
-			if err := calls["BatchReadBlobs"](t.Context(), before, ""); status.Code(err) != wantOld {
-				t.Errorf("%s: the old token: %v, want %v", when, err, wantOld)
-			}
-			if err := calls["BatchReadBlobs"](t.Context(), after, ""); status.Code(err) != wantNew {
-				t.Errorf("%s: the new token: %v, want %v", when, err, wantNew)
-			}
+			expect.Code(t, calls["BatchReadBlobs"](t.Context(), before, ""), wantOld, "%s: the old token", when)
+			expect.Code(t, calls["BatchReadBlobs"](t.Context(), after, ""), wantNew, "%s: the new token", when)
 		}
 	}
 	check("at first", codes.OK, codes.Unauthenticated)
@@ -143,9 +139,7 @@ func TestReplacedFileWithSameTimeAndSizeIsReadAgain(t *testing.T) {
 	before, after := s.dial(nil, "Bearer old"), s.dial(nil, "Bearer new")
 	replace(ofToken("new", "read"))
 	live.Look()
-	if err := calls["BatchReadBlobs"](t.Context(), before, ""); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("the old token: %v, want Unauthenticated", err)
-	}
+	expect.Code(t, calls["BatchReadBlobs"](t.Context(), before, ""), codes.Unauthenticated, "the old token")
 	expect.Error(t, calls["BatchReadBlobs"](t.Context(), after, ""), nil, "the new token")
 }
 

@@ -44,9 +44,7 @@ func TestPipeInPlaceOfTheFile(t *testing.T) {
 	must.Succeed(t, os.Remove(name))
 	write(t, name, []byte(ofToken("new", "read")))
 	live.Look()
-	if err := calls["BatchReadBlobs"](t.Context(), conn, ""); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("with a file again: %v, want Unauthenticated", err)
-	}
+	expect.Code(t, calls["BatchReadBlobs"](t.Context(), conn, ""), codes.Unauthenticated, "with a file again")
 }
 
 // TestFileThatDoesNotAnswer checks that a read without an end, as of a lost file server, delays nothing but is logged

@@ -121,9 +121,7 @@ func TestReadReturnsEntries(t *testing.T) {
 	}
 	expect.Equal(t, len(rs), len(want), "entries")
 	report := verify(t, dir, prev)
-	if want := (audit.Report{Entries: 4, First: 1, Begins: entry(1).Time, Head: prev}); *report != want {
-		t.Errorf("got %+v, want %+v", *report, want)
-	}
+	expect.Equal(t, *report, audit.Report{Entries: 4, First: 1, Begins: entry(1).Time, Head: prev})
 	for _, path := range append(segments(t, dir), dir) {
 		expect.Equal(t, must.Get(os.Stat(path))(t).Mode().Perm()&0o077, 0, "%s", path)
 	}
@@ -366,9 +364,7 @@ func TestReadMissingLog(t *testing.T) {
 	expect.Error(t, expect.Err(audit.Verify(dir, "")), fs.ErrNotExist, "Verify")
 	open(t, dir)
 	zeros := strings.Repeat("0", 64)
-	if r := verify(t, dir, zeros); *r != (audit.Report{Head: zeros}) {
-		t.Errorf("empty log: got %+v", r)
-	}
+	expect.Equal(t, *verify(t, dir, zeros), audit.Report{Head: zeros}, "empty log")
 }
 
 func TestReadEndsAtErrorOfVisit(t *testing.T) {
@@ -462,9 +458,7 @@ func TestTextCannotForgeLines(t *testing.T) {
 				t.Errorf("shown as %q", text)
 			}
 		}
-		if n := strings.Count(r.Text(), "\n"); n != 12 {
-			t.Errorf("%q: got %d lines, want 12:\n%s", want, n, r.Text())
-		}
+		expect.Equal(t, strings.Count(r.Text(), "\n"), 12, "%q: lines of\n%s", want, r.Text())
 	}
 }
 
@@ -487,9 +481,7 @@ func TestAppendTruncatesHugeEntry(t *testing.T) {
 	left := sandbox.MaxEvents - len(r.Events)
 	expect.That(t, len(r.Events) != 0 && left != 0 && r.Unrecorded == 7+left,
 		"got %d events and %d unrecorded, want all events in one or the other", len(r.Events), r.Unrecorded)
-	if want := fmt.Sprintf("texts were truncated to 4096 bytes; %d events were omitted", left); !strings.Contains(r.Note, want) {
-		t.Errorf("got note %q, want %q", r.Note, want)
-	}
+	expect.Text(t, r.Note, fmt.Sprintf("texts were truncated to 4096 bytes; %d events were omitted", left), "note")
 	expect.That(t, len(huge.Events) == sandbox.MaxEvents && len(huge.Events[0].Subject) == len(long),
 		"Append modified the caller's entry")
 }

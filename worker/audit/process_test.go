@@ -420,9 +420,7 @@ func TestSegmentsAreDeletedWhileTheyAreRead(t *testing.T) {
 	}))
 	expect.Slices(t, read, []uint64{1, 2, 3, 4, 9, 10, 11, 12}, "entries")
 	report := verify(t, dir, head)
-	if want := (audit.Report{Entries: 4, First: 9, Begins: entry(8).Time, Head: head}); *report != want {
-		t.Errorf("got %+v, want %+v", *report, want)
-	}
+	expect.Equal(t, *report, audit.Report{Entries: 4, First: 9, Begins: entry(8).Time, Head: head})
 }
 
 // TestPipesAreRefused: opening a pipe in place of a file would wait for its other end.

@@ -467,9 +467,8 @@ func TestResultIsAnsweredWithTheNextAction(t *testing.T) {
 			j.answer()
 		}
 		j.wantCalls("1 idle", "1 started", "1 completed", "1 started", "1 completed", "1 started", "1 completed", "1 started", "1 completed")
-		if want := []string{digestOf("a").Hash(), digestOf("b").Hash(), digestOf("b").Hash(), digestOf("c").Hash()}; !slices.Equal(got, want) {
-			t.Errorf("executed %q, want %q", got, want)
-		}
+		expect.Slices(t, got, []string{digestOf("a").Hash(), digestOf("b").Hash(), digestOf("b").Hash(), digestOf("c").Hash()},
+			"executed")
 	})
 }
 
@@ -894,9 +893,7 @@ func TestMessageLinksToTheBrowser(t *testing.T) {
 		good.InstanceNameSuffix = "sub"
 		j.add(good)
 		page := fmt.Sprintf("http://browser/sub/blobs/sha256/action/%s-4/", digestOf("good").Hash())
-		if r := j.answer(); r.Message != "cloister: action details (cached result): "+page {
-			t.Errorf("got %q, want %q", r.Message, page)
-		}
+		expect.Equal(t, j.answer().Message, "cloister: action details (cached result): "+page)
 		bad := task("again")
 		bad.Action.DoNotCache = true
 		j.add(bad)
@@ -932,9 +929,7 @@ func TestRefusalsAreLoggedWithAHint(t *testing.T) {
 		join(t, succeed, nil, func(j *joined) {
 			j.change(func() { j.away = status.Error(code, "no") })
 			j.sleep(10 * time.Minute)
-			if text := j.log.String(); strings.Count(text, hint) != 1 {
-				t.Errorf("%v: log is %s, want the hint once", code, text)
-			}
+			expect.Equal(t, strings.Count(j.log.String(), hint), 1, "%v: hints in %s", code, j.log.String())
 		})
 	}
 }

@@ -264,9 +264,7 @@ func TestTimeoutOfTheActionIsSent(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Timeout = durationpb.New(7 * time.Second) })
 		got := wantTask(t, h.slot("anvil", "0").report(t, idle()), o)
-		if d := got.Action.Timeout.AsDuration(); d != 7*time.Second {
-			t.Errorf("timeout is %v, want 7s", d)
-		}
+		expect.Equal(t, got.Action.Timeout.AsDuration(), 7*time.Second, "timeout")
 	})
 }
 
@@ -1256,9 +1254,8 @@ func TestDigestFunctionOfTheActionIsUsed(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a", func(r *queue.Request, _ *repb.Action) { r.Task.Action = cas.BLAKE3.Sum(nil) })
 		w := h.slot("anvil", "0")
-		if got := wantTask(t, w.report(t, idle()), o); got.DigestFunction != repb.DigestFunction_BLAKE3 {
-			t.Errorf("digest function is %v, want BLAKE3", got.DigestFunction)
-		}
+		expect.Equal(t, wantTask(t, w.report(t, idle()), o).DigestFunction, repb.DigestFunction_BLAKE3,
+			"digest function")
 		r := exited(0)
 		r.Result.StdoutDigest = h.put(t, cas.BLAKE3, "out")
 		w.req.PreferBeingIdle = true
@@ -1314,9 +1311,7 @@ func TestDrainWaitsForWorkers(t *testing.T) {
 		draining.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			if err := h.queue.Drain(ctx); err == nil {
-				t.Error("Drain succeeded, want an error")
-			}
+			expect.That(t, h.queue.Drain(ctx) != nil, "Drain succeeded, want an error")
 		})
 		time.Sleep(10 * time.Second)
 		wantCarryOn(t, second.report(t, executing(slow.Action().Proto())))

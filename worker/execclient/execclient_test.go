@@ -29,12 +29,9 @@ import (
 )
 
 func TestNewRefusesMistakes(t *testing.T) {
-	if _, err := execclient.New(nil, ""); err == nil {
-		t.Error("New accepted a nil connection")
-	}
-	if _, err := execclient.New(&grpc.ClientConn{}, "blobs"); err == nil {
-		t.Error("New accepted a reserved word as an instance")
-	}
+	expect.That(t, expect.Err(execclient.New(nil, "")) != nil, "New accepted a nil connection")
+	expect.That(t, expect.Err(execclient.New(&grpc.ClientConn{}, "blobs")) != nil,
+		"New accepted a reserved word as an instance")
 }
 
 // TestNilTaskIsAFault that names the Task.

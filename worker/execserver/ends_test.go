@@ -14,6 +14,7 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
@@ -37,9 +38,7 @@ func ended(t *testing.T, st stream) codes.Code {
 			t.Errorf("the stream ended without a result, after %v", last)
 		case err == io.EOF:
 			var r repb.ExecuteResponse
-			if err := last.GetResponse().UnmarshalTo(&r); err != nil {
-				t.Errorf("operation %v: %v", last, err)
-			}
+			expect.Error(t, last.GetResponse().UnmarshalTo(&r), nil, "operation %v", last)
 			return codes.Code(r.GetStatus().GetCode())
 		case status.Code(err) == codes.Unknown:
 			t.Errorf("the stream ended with %v, want a status that says why", err)

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"math"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -382,9 +381,7 @@ func TestRule126_FaultWithoutTextHasAMessage(t *testing.T) {
 func TestRule110_PanicIsInternalAndLogged(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) { panic("defect in executor") }, nil)
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
-	if st := wantCode(t, r, codes.Internal); !strings.Contains(st.Message(), "defect in executor") {
-		t.Errorf("status is %v, want the panic's value", st)
-	}
+	expect.Text(t, wantCode(t, r, codes.Internal).Message(), "defect in executor", "status")
 	if log := s.log.String(); !strings.Contains(log, "defect in executor") || !strings.Contains(log, "execserver_test.go") {
 		t.Errorf("log is %q, want the panic and its stack", log)
 	}
@@ -447,9 +444,7 @@ func TestRule087_InvocationsTakeTurns(t *testing.T) {
 	for _, st := range streams {
 		wantCode(t, end(t, st), codes.OK)
 	}
-	if want := []string{"", "large", "small", "large", "large"}; !slices.Equal(order, want) {
-		t.Errorf("runs were of %q, want %q", order, want)
-	}
+	expect.Slices(t, order, []string{"", "large", "small", "large", "large"}, "runs")
 }
 
 func TestRule088_FirstMessageDoesNotWaitForInputs(t *testing.T) {
@@ -620,9 +615,7 @@ func TestRule093_DeadlineIsNoCancellation(t *testing.T) {
 		must.Be(t, ok, "the operation is unknown")
 		<-s.left
 		time.Sleep(time.Minute) // of an hour
-		if got := o.State().Stage; got == repb.ExecutionStage_COMPLETED {
-			t.Error("the operation has ended with the deadline")
-		}
+		expect.That(t, o.State().Stage != repb.ExecutionStage_COMPLETED, "the operation has ended with the deadline")
 		open()
 		wantCode(t, end(t, s.wait(t.Context(), t, o.Name())), codes.OK)
 	})
@@ -666,9 +659,7 @@ func TestRule093_AbandonedBuildYieldsToTheNext(t *testing.T) {
 	for i := range 10 {
 		wantCode(t, end(t, s.execute(ctx, t, s.action(t, fmt.Sprint("new", i)), nil)), codes.OK)
 	}
-	if yielded.Load() == 0 {
-		t.Error("no abandoned action has yielded its slot")
-	}
+	expect.That(t, yielded.Load() != 0, "no abandoned action has yielded its slot")
 	close(release)
 	wantCode(t, end(t, s.wait(ctx, t, first)), codes.OK)
 }
@@ -875,9 +866,7 @@ func TestRule124_TooLargeResultIsRefused(t *testing.T) {
 	}, nil)
 	// The client would retry forever if its own limit refused the message.
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
-	if st := wantCode(t, r, codes.FailedPrecondition); !strings.Contains(st.Message(), "directories") {
-		t.Errorf("status is %v, want advice", st)
-	}
+	expect.Text(t, wantCode(t, r, codes.FailedPrecondition).Message(), "directories", "status")
 }
 
 func TestRule126_MessageIsOneReadableLine(t *testing.T) {
@@ -957,9 +946,8 @@ func TestRemarkIsInEachMessage(t *testing.T) {
 		r := end(t, s.execute(t.Context(), t, odd, nil))
 		expect.That(t, r.Message == `cloister: it is\x1b odd` && r.CachedResult == cached,
 			"cached %v: message is %q, want the remark", cached, r.Message)
-		if r := end(t, s.execute(t.Context(), t, s.action(t, "y"), nil)); r.Message != "" {
-			t.Errorf("message of another action is %q, want none", r.Message)
-		}
+		expect.Equal(t, end(t, s.execute(t.Context(), t, s.action(t, "y"), nil)).Message,
+			"", "message of another action")
 	}
 }
 

@@ -56,9 +56,7 @@ func TestDistinctIgnoresChecks(t *testing.T) {
 	l.Add(Entry{Action: digest(2), How: Executed})
 	l.Add(Entry{Action: digest(1), How: Checked, Verdict: "differs"})
 	expect.Slices(t, found(t, l, Filter{Distinct: true}), []uint64{2, 1}, "distinct entries (2 and 1)")
-	if got := found(t, l, Filter{}); len(got) != 3 {
-		t.Errorf("found %d, want all three", got)
-	}
+	expect.Equal(t, len(found(t, l, Filter{})), 3, "entries")
 }
 
 // TestInstancesAreSeparate even if their names look the same.
@@ -73,9 +71,7 @@ func TestInstancesAreSeparate(t *testing.T) {
 		l.Add(Entry{Action: digest(9), How: Executed, Instance: name})
 	}
 	for i, name := range names {
-		if got := found(t, l, Filter{Instance: name}); !slices.Equal(got, []uint64{uint64(i) + 1}) {
-			t.Errorf("instance %q has %d, want %d", name, got, i+1)
-		}
+		expect.Slices(t, found(t, l, Filter{Instance: name}), []uint64{uint64(i) + 1}, "instance %q", name)
 	}
 }
 

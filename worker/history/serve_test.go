@@ -179,10 +179,7 @@ func TestSearchThatWaitsToContinue(t *testing.T) {
 }
 
 func TestRegisterWithoutLog(t *testing.T) {
-	if err := Register(grpc.NewServer(), nil, castest.Instances(), nil); err == nil {
-		t.Error("Register accepted a service without a log")
-	}
-	if err := Register(grpc.NewServer(), &Log{}, nil, nil); err == nil {
-		t.Error("Register accepted a service without instances")
-	}
+	expect.That(t, Register(grpc.NewServer(), nil, castest.Instances(), nil) != nil,
+		"Register accepted a service without a log")
+	expect.That(t, Register(grpc.NewServer(), &Log{}, nil, nil) != nil, "Register accepted a service without instances")
 }

@@ -114,9 +114,7 @@ func TestAbandonedRunYieldsItsSlot(t *testing.T) {
 				time.Sleep(2 * time.Second)
 			}
 			wantCounts(t, e, 2, 1, 1)
-			if s := old.State(); s.Stage != repb.ExecutionStage_QUEUED {
-				t.Errorf("the abandoned action is %v, want QUEUED", s.Stage)
-			}
+			expect.Equal(t, old.State().Stage, repb.ExecutionStage_QUEUED, "stage of the abandoned action")
 			defer old.Follow()(false)
 			e.release("next", "old")
 			wantRun(t, old, 3)
@@ -338,9 +336,7 @@ func TestReturningClientRestoresTheTurn(t *testing.T) {
 		defer ops[1].Follow()(false)
 		e.release("holds the slot")
 		synctest.Wait()
-		if got, want := e.order(), "first c b a"; got != want {
-			t.Errorf("got runs of %q, want %q", got, want)
-		}
+		expect.Equal(t, e.order(), "first c b a", "runs")
 	})
 }
 
@@ -358,8 +354,7 @@ func TestFullQueueDropsAbandonedOperations(t *testing.T) {
 			t.Errorf("more than the oldest was dropped: %+v", s)
 		}
 		submit(t, q, "e", nil)
-		if _, err := q.Submit(queue.Request{Task: worker.Task{Action: action("f")}}); err == nil {
-			t.Error("the queue accepts more than 3 operations with clients")
-		}
+		expect.That(t, expect.Err(q.Submit(queue.Request{Task: worker.Task{Action: action("f")}})) != nil,
+			"the queue accepts more than 3 operations with clients")
 	})
 }

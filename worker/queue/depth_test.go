@@ -53,9 +53,7 @@ func TestActionsOfActionsHaveSlots(t *testing.T) {
 		}
 		expect.Equal(t, q.Stats().Slots, 1, "slots")
 		expect.Equal(t, len(q.Workers()[0].Slots), 3, "slots of the worker while all are busy")
-		if _, err := q.Submit(at(3, "deeper")); err == nil {
-			t.Error("an action deeper than Config.Depth was accepted")
-		}
+		expect.That(t, expect.Err(q.Submit(at(3, "deeper"))) != nil, "an action deeper than Config.Depth was accepted")
 		e.release("same", "second")
 		synctest.Wait()
 		expect.Equal(t, stage(second), repb.ExecutionStage_COMPLETED, "second")
@@ -78,9 +76,7 @@ func TestDrainsLetActionsExecuteActions(t *testing.T) {
 		go func() { drained <- q.Drain(context.Background()) }()
 		synctest.Wait()
 		inner := must.Get(q.Submit(at(1, "inner")))(t)
-		if _, err := q.Submit(at(0, "late")); err == nil {
-			t.Error("a client's action was accepted")
-		}
+		expect.That(t, expect.Err(q.Submit(at(0, "late"))) != nil, "a client's action was accepted")
 		e.release("inner", "outer")
 		must.Succeed(t, <-drained)
 		for _, o := range []*queue.Operation{outer, inner} {

@@ -57,15 +57,11 @@ func TestRule087_BuildsTakeTurns(t *testing.T) {
 		fill(t, q, e, 2, nil, "b", "")
 		e.release("holds the slot")
 		synctest.Wait()
-		if got, want := e.order(), "first a b  a b  a a"; got != want {
-			t.Errorf("runs were of %q, want %q", got, want)
-		}
+		expect.Equal(t, e.order(), "first a b  a b  a a", "runs")
 		// Actions of one build run in order of arrival.
 		for i := range 4 {
 			k := slices.IndexFunc(e.begun, func(task *worker.Task) bool { return task.Action == action(fmt.Sprint("a", i)) })
-			if want := []int{1, 4, 7, 8}[i]; k != want {
-				t.Errorf("a%d ran at %d, want %d", i, k, want)
-			}
+			expect.Equal(t, k, []int{1, 4, 7, 8}[i], "a%d ran at", i)
 		}
 	})
 }
@@ -102,9 +98,7 @@ func TestRule087_FewestRunningIsNext(t *testing.T) {
 		wantCounts(t, e, 5, 0, 3) // one each: a was served before b
 		e.release("b0")
 		wantCounts(t, e, 6, 0, 3)
-		if got, want := e.order(), "a a a b a b"; got != want {
-			t.Errorf("runs were of %q, want %q", got, want)
-		}
+		expect.Equal(t, e.order(), "a a a b a b", "runs")
 	})
 }
 
@@ -126,9 +120,8 @@ func TestRule087_NewBuildsDoNotStarveAnOldOne(t *testing.T) {
 				t.Fatal("a released action is still running") // fill released it
 			}
 		}
-		if n := strings.Count(e.order(), "old"); n != 4 {
-			t.Errorf("the old build ran %d actions while new builds kept arriving, want 4: %s", n, e.order())
-		}
+		expect.Equal(t, strings.Count(e.order(), "old"), 4,
+			"actions of the old build that ran while new builds kept arriving, of %s", e.order())
 	})
 }
 
@@ -142,9 +135,7 @@ func TestRule087_PriorityPrecedesFairness(t *testing.T) {
 		e.release("elsewhere")
 		e.release("holds the slot")
 		synctest.Wait()
-		if got, want := e.order(), "first b b b a a a"; got != want {
-			t.Errorf("runs were of %q, want %q", got, want)
-		}
+		expect.Equal(t, e.order(), "first b b b a a a", "runs")
 		expect.That(t, e.begun[5].Instance == "other", "the build of the other instance was not served in turn")
 	})
 }
@@ -163,9 +154,7 @@ func TestRule087_PreparationIsFair(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if got, want := strings.Join(order, " "), "before a b a b a"; got != want {
-			t.Errorf("prepared were %q, want %q", got, want)
-		}
+		expect.Equal(t, strings.Join(order, " "), "before a b a b a", "prepared")
 	})
 }
 
@@ -189,9 +178,8 @@ func TestRule095_SharedRunTakesTheEarliestTurn(t *testing.T) {
 					t.Fatalf("%d actions ran, want %d", got, want)
 				}
 				at := slices.IndexFunc(e.begun, func(task *worker.Task) bool { return task.Action == action("x") })
-				if want := map[bool]int{false: 2, true: 6}[leaves]; at != want {
-					t.Errorf("the shared run was number %d, want %d: %s", at, want, e.order())
-				}
+				expect.Equal(t, at, map[bool]int{false: 2, true: 6}[leaves],
+					"number of the shared run in %s", e.order())
 				wantRun(t, shared, int32(at+1))
 			})
 		})

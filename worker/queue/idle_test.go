@@ -69,9 +69,7 @@ func TestIdleStopsWhenTheQueueDrains(t *testing.T) {
 		go func() { done <- q.Drain(t.Context()) }()
 		i.want(t, 0, 1)
 		e.release("a")
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, <-done, nil)
 		i.want(t, 0, 1)
 	})
 }

@@ -56,20 +56,14 @@ func TestOlderFindsEveryOperationOnce(t *testing.T) {
 		_, seq := q.Older(0, 5)
 		submit(t, q, "newer", nil)
 		page, _ := q.Older(seq, 1)
-		if got := page[0].Info().Target; got != want[5] {
-			t.Errorf("the next page begins with %s, want %s", got, want[5])
-		}
+		expect.Equal(t, page[0].Info().Target, want[5], "first of the next page")
 		// Removing most operations compacts the list.
 		for _, name := range want[:30] {
 			q.Forget(ops[name].Name())
 		}
-		if got := older(q, 3); !slices.Equal(got, append([]string{""}, want[30:]...)) {
-			t.Errorf("after compaction: %q, want %q", got, want[30:])
-		}
+		expect.Slices(t, older(q, 3), append([]string{""}, want[30:]...), "after compaction")
 		time.Sleep(time.Hour)
-		if got := older(q, 3); len(got) != 0 {
-			t.Errorf("after expiry: %q, want none", got)
-		}
+		expect.Slices(t, older(q, 3), nil, "after expiry")
 	})
 }
 
@@ -99,9 +93,7 @@ func TestCancelledOperationLeavesTheRunToOthers(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a, b, queued := submit(t, q, "x", nil), submit(t, q, "x", nil), submit(t, q, "y", nil)
 		a.Cancel("the operator cancelled it")
-		if f := wantFault(t, a, worker.FaultCancelled); f.Error() != "the operator cancelled it" {
-			t.Errorf("fault is %q, want the reason given", f)
-		}
+		expect.Equal(t, wantFault(t, a, worker.FaultCancelled).Error(), "the operator cancelled it", "fault")
 		wantCounts(t, e, 1, 0, 1)
 		queued.Cancel("so did another")
 		wantFault(t, queued, worker.FaultCancelled)

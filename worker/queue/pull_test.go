@@ -101,9 +101,7 @@ func TestPullEndsWithItsOperation(t *testing.T) {
 		wantRun(t, kept, 1)
 		wantStage(t, ended, repb.ExecutionStage_QUEUED)
 		cancel()
-		if err := <-drained; !errors.Is(err, context.Canceled) {
-			t.Errorf("Drain = %v, want the error of its context", err)
-		}
+		expect.Error(t, <-drained, context.Canceled, "Drain")
 		wantFault(t, ended, worker.FaultUnavailable)
 		wantCounts(t, e, 1, 0, 0)
 	})

@@ -157,9 +157,7 @@ func wantRun(t *testing.T, o *queue.Operation, n int32) {
 	s := state(t, o)
 	must.Be(t, s.Stage == repb.ExecutionStage_COMPLETED && s.Fault == nil,
 		"state is %+v, want COMPLETED without a fault", s)
-	if got := s.Outcome.Result.ExitCode; got != n {
-		t.Errorf("result is of run %d, want run %d", got, n)
-	}
+	expect.Equal(t, s.Outcome.Result.ExitCode, n, "number of the run")
 }
 
 func wantCounts(t *testing.T, e *executor, begun, killed, running int) {
@@ -514,9 +512,7 @@ func TestOperationEndsSoonAfterItsClientsCancelled(t *testing.T) {
 				}
 				time.Sleep(test.alive)
 				// Not wantStage, which waits as a client does.
-				if got := o.State().Stage; got == repb.ExecutionStage_COMPLETED {
-					t.Errorf("after %v it has ended", test.alive)
-				}
+				expect.That(t, o.State().Stage != repb.ExecutionStage_COMPLETED, "after %v it has ended", test.alive)
 				time.Sleep(test.dead - test.alive)
 				synctest.Wait()
 				wantFault(t, o, worker.FaultCancelled)
@@ -535,9 +531,7 @@ func TestObserverDoesNotCancel(t *testing.T) {
 		observer(true)
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
-		if got := o.State().Stage; got != repb.ExecutionStage_EXECUTING {
-			t.Errorf("20 s after an observer left: got stage %v, want EXECUTING", got)
-		}
+		expect.Equal(t, o.State().Stage, repb.ExecutionStage_EXECUTING, "stage 20 s after an observer left")
 	})
 }
 
@@ -568,9 +562,7 @@ func TestQueuedOperationMayBeginAfterItsClientsCancelled(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		e.release("holds the slot")
 		time.Sleep(4 * time.Second)
-		if got := o.State().Stage; got != repb.ExecutionStage_EXECUTING {
-			t.Errorf("stage is %v, want EXECUTING", got)
-		}
+		expect.Equal(t, o.State().Stage, repb.ExecutionStage_EXECUTING, "stage")
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		wantFault(t, o, worker.FaultCancelled)
@@ -763,9 +755,7 @@ func TestLongListOfBlobsIsTruncated(t *testing.T) {
 		if _, ok := errors.AsType[*list](f); ok {
 			t.Error("the error keeps the whole list")
 		}
-		if want := fmt.Sprintf("%d blobs are absent", len(all.blobs)); !strings.Contains(f.Error(), want) {
-			t.Errorf("fault is %q, want it to contain %q", f, want)
-		}
+		expect.Text(t, f.Error(), fmt.Sprintf("%d blobs are absent", len(all.blobs)), "fault")
 		expect.That(t, len(given.Blobs) == len(all.blobs), "the fault passed in was modified")
 	})
 }
@@ -832,9 +822,7 @@ func TestRule130_DrainLetsRunningFinish(t *testing.T) {
 		default:
 		}
 		e.release("a", "b")
-		if err := <-drained; err != nil {
-			t.Errorf("Drain: %v", err)
-		}
+		expect.Error(t, <-drained, nil, "Drain")
 		wantRun(t, running, 1)
 		wantRun(t, queued, 2)
 		expect.Error(t, q.Drain(t.Context()), nil, "second Drain")
@@ -855,9 +843,7 @@ func TestRule130_DrainCancelsTheRestWhenItsContextEnds(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if err := q.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Drain = %v, want the error of its context", err)
-		}
+		expect.Error(t, q.Drain(ctx), context.DeadlineExceeded, "Drain")
 		for _, o := range ops {
 			wantFault(t, o, worker.FaultUnavailable)
 		}
@@ -876,9 +862,7 @@ func TestCloseCancelsRunningActions(t *testing.T) {
 		wantFault(t, a, worker.FaultUnavailable)
 		wantFault(t, b, worker.FaultUnavailable)
 		wantCounts(t, e, 1, 1, 0)
-		if _, err := q.Submit(queue.Request{}); err == nil {
-			t.Error("a closed queue accepts requests")
-		}
+		expect.That(t, expect.Err(q.Submit(queue.Request{})) != nil, "a closed queue accepts requests")
 		q.Close()
 	})
 }
@@ -1083,9 +1067,7 @@ func TestRenewalSkipsActionsThatNoLongerWait(t *testing.T) {
 		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()
-		if want := []cas.Digest{action("first"), action("waits")}; !slices.Equal(renewed, want) {
-			t.Errorf("renewed were %v, want %v", renewed, want)
-		}
+		expect.Slices(t, renewed, []cas.Digest{action("first"), action("waits")}, "renewed")
 		e.release("begins", "waits")
 		// Close ends the current renewal.
 	})

@@ -258,9 +258,7 @@ func TestUnmatchedFaultNamesTheNearestOffer(t *testing.T) {
 					demands(c.demands)(r)
 					r.Task.Instance = "main"
 				})
-				if got := wantFault(t, o, worker.FaultUnmet).Error(); got != c.want {
-					t.Errorf("fault is\n%s, want\n%s", got, c.want)
-				}
+				expect.Equal(t, wantFault(t, o, worker.FaultUnmet).Error(), c.want, "fault")
 			})
 		})
 	}
@@ -271,9 +269,7 @@ func TestUnmatchedFaultNamesTheNearestOffer(t *testing.T) {
 			}
 			time.Sleep(2 * time.Minute)
 			got := wantFault(t, submit(t, q, "x", demands("a=x")), worker.FaultUnmet).Error()
-			if want := "08, 09 and 20 more"; !strings.Contains(got, want) {
-				t.Errorf("got %s, want it to contain %q", got, want)
-			}
+			expect.Text(t, got, "08, 09 and 20 more")
 		})
 	})
 }
@@ -302,9 +298,8 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			time.Sleep(115 * time.Second)
 			wantStage(t, early, repb.ExecutionStage_QUEUED)
 			time.Sleep(20 * time.Second)
-			if f := wantFault(t, early, worker.FaultUnavailable); f.Error() != "no worker has joined for 5m0s; start one" {
-				t.Errorf("fault is %q, want the hint", f)
-			}
+			expect.Equal(t, wantFault(t, early, worker.FaultUnavailable).Error(),
+				"no worker has joined for 5m0s; start one", "fault")
 			wantStage(t, late, repb.ExecutionStage_QUEUED)
 			wantTake(t, join(t, q, "a", "", ""), "y")
 		})
@@ -362,9 +357,8 @@ func TestRefuse(t *testing.T) {
 		time.Sleep(time.Minute)
 		late := submit(t, q, "late", demands("os=remote"))
 		q.Refuse(time.Minute, "the store is down")
-		if f := wantFault(t, remote, worker.FaultUnavailable); !strings.Contains(f.Error(), "waited for 1m0s: the store is down; retry later") {
-			t.Errorf("fault is %q, want the waiting time, the reason and the advice", f)
-		}
+		expect.Text(t, wantFault(t, remote, worker.FaultUnavailable).Error(),
+			"waited for 1m0s: the store is down; retry later", "fault")
 		wantStage(t, running, repb.ExecutionStage_EXECUTING)
 		wantStage(t, own, repb.ExecutionStage_QUEUED)
 		wantStage(t, late, repb.ExecutionStage_QUEUED)
@@ -631,9 +625,7 @@ func TestLostActionWithoutClientsIsNotRetried(t *testing.T) {
 		o.Cancel("enough")
 		<-r.Cancelled()
 		expect.That(t, q.Stats().Running == 1, "the slot is free before its worker ends the run")
-		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrBusy) {
-			t.Errorf("Take of a slot that has a run = %v, want ErrBusy", err)
-		}
+		expect.Error(t, expect.Err(s.Take(t.Context())), queue.ErrBusy, "Take of a slot that has a run")
 		submit(t, q, "y", nil)
 		s.Leave("gone")
 		wantTake(t, join(t, q, "a", "1", ""), "y")
@@ -683,9 +675,7 @@ func TestRemoteRunSkipsTheCacheLookup(t *testing.T) {
 		e.release("holds the slot")
 		wantCounts(t, e, 2, 0, 1)
 		submit(t, q, "x", skip)
-		if got := q.Stats().Queued; got != 1 {
-			t.Errorf("Queued is %d, want 1: the request that skips the cache lookup", got)
-		}
+		expect.Equal(t, q.Stats().Queued, 1, "Queued, with the request that skips the cache lookup")
 	})
 }
 
@@ -694,31 +684,21 @@ func TestLeaveAndJoin(t *testing.T) {
 		o := queue.Offer{Worker: "a", Slot: "1"}
 		s := joinOffer(t, q, o)
 		for _, again := range []queue.Offer{o, {Worker: "a", Slot: "1", Prefix: "x"}} {
-			if _, err := q.Join(again); !errors.Is(err, queue.ErrJoined) {
-				t.Errorf("a second Join = %v, want ErrJoined", err)
-			}
+			expect.Error(t, expect.Err(q.Join(again)), queue.ErrJoined, "second Join")
 		}
 		joinOffer(t, q, queue.Offer{Worker: "b", Slot: "1"})
 		k := begin(t, s)
-		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrBusy) {
-			t.Errorf("a second Take = %v, want ErrBusy", err)
-		}
+		expect.Error(t, expect.Err(s.Take(t.Context())), queue.ErrBusy, "second Take")
 		s.Leave("restart")
 		s.Leave("twice")
 		k.wantErr(t, queue.ErrLeft)
-		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrLeft) {
-			t.Errorf("Take after Leave = %v, want ErrLeft", err)
-		}
+		expect.Error(t, expect.Err(s.Take(t.Context())), queue.ErrLeft, "Take after Leave")
 		s = joinOffer(t, q, o)
 		submit(t, q, "x", nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if r, err := s.Take(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("Take with a context that has ended = %v, %v; want its error", r, err)
-		}
-		if n := q.Stats().Slots; n != 2 {
-			t.Errorf("there are %d slots, want 2", n)
-		}
+		expect.Error(t, expect.Err(s.Take(ctx)), context.Canceled, "Take with a context that has ended")
+		expect.Equal(t, q.Stats().Slots, 2, "slots")
 	})
 }
 
@@ -841,27 +821,19 @@ func TestDrainWaitsForOtherWorkers(t *testing.T) {
 		default:
 		}
 		s.End(ended(2), nil)
-		if err := <-drained; err != nil {
-			t.Errorf("Drain: %v", err)
-		}
+		expect.Error(t, <-drained, nil, "Drain")
 		wantRun(t, o, 1)
 		wantRun(t, p, 2)
 		k.wantErr(t, queue.ErrClosed)
-		if _, err := q.Join(queue.Offer{Worker: "d"}); !errors.Is(err, queue.ErrClosed) {
-			t.Errorf("Join = %v, want ErrClosed", err)
-		}
-		if _, err := a.Take(t.Context()); !errors.Is(err, queue.ErrClosed) {
-			t.Errorf("Take = %v, want ErrClosed", err)
-		}
+		expect.Error(t, expect.Err(q.Join(queue.Offer{Worker: "d"})), queue.ErrClosed, "Join")
+		expect.Error(t, expect.Err(a.Take(t.Context())), queue.ErrClosed, "Take")
 	})
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		o := submit(t, q, "x", nil)
 		r := wantTake(t, join(t, q, "a", "1", ""), "x")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := q.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Drain = %v, want the error of its context", err)
-		}
+		expect.Error(t, q.Drain(ctx), context.DeadlineExceeded, "Drain")
 		<-r.Cancelled()
 		wantFault(t, o, worker.FaultUnavailable)
 		r.End(ended(1), nil)
@@ -944,9 +916,7 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		w := q.Workers()
 		must.Be(t, len(w) == 2 && w[0].Name == "a" && w[0].Prefix == "main" && len(w[1].Slots) == 2,
 			"Workers = %+v, want a and b with two slots", w)
-		if got := w[1].Properties; !slices.Equal(got, properties("x=1 y=2")) {
-			t.Errorf("properties are %v, want x=1 y=2", got)
-		}
+		expect.Slices(t, w[1].Properties, properties("x=1 y=2"), "properties")
 		want := queue.SlotState{
 			Name: "9", Instance: "elsewhere", Action: action("x"), Target: "//x", Mnemonic: "Cc", Invocation: "build",
 			Began: w[1].Slots[0].Began, Stage: worker.StageRun,

@@ -14,6 +14,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -110,9 +111,7 @@ func TestStorm(t *testing.T) {
 	wg.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := q.Drain(ctx); err != nil {
-		t.Errorf("Drain: %v, with %+v", err, q.Stats())
-	}
+	expect.Error(t, q.Drain(ctx), nil, "Drain, with %+v", q.Stats())
 	var ended int64
 	ops.Range(func(k, _ any) bool {
 		o := k.(*queue.Operation)
@@ -171,9 +170,7 @@ func TestStormOfSlots(t *testing.T) {
 						t.Errorf("slot %d got an action that demands %s", i, p)
 					}
 					if wait, cancel := context.WithTimeout(over, time.Millisecond); rand.IntN(20) == 0 {
-						if _, err := s.Take(wait); !errors.Is(err, queue.ErrBusy) {
-							t.Errorf("Take with a run = %v, want ErrBusy", err)
-						}
+						expect.Error(t, expect.Err(s.Take(wait)), queue.ErrBusy, "Take with a run")
 						cancel()
 					} else {
 						cancel()
@@ -252,9 +249,7 @@ func TestStormOfSlots(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	// Slots join and leave until the last action has ended.
-	if err := q.Drain(ctx); err != nil {
-		t.Errorf("Drain: %v, with %+v", err, q.Stats())
-	}
+	expect.Error(t, q.Drain(ctx), nil, "Drain, with %+v", q.Stats())
 	stop()
 	workers.Wait()
 	var all int64

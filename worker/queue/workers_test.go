@@ -29,9 +29,7 @@ func TestWorkerMayHaveTheNameOfTheHead(t *testing.T) {
 		defer watch(t, submit(t, q, "b", nil))()
 		r := must.Get(s.Take(t.Context()))(t)
 		defer r.Lost("end of test")
-		if task := r.Task(); !task.SkipCacheLookup {
-			t.Error("the worker's task does not skip the cache lookup")
-		}
+		expect.That(t, r.Task().SkipCacheLookup, "the worker's task does not skip the cache lookup")
 		expect.That(t, logs == 1, "logs of %d runs, want 1: the own slot's", logs)
 		for _, w := range q.Workers() {
 			expect.That(t, len(w.Slots) == 1 && w.Local == (w.Slots[0].Name == "0"),

@@ -106,9 +106,7 @@ func TestTextShowsRunsCausesAndFactors(t *testing.T) {
 		"  lib.a  DIFFERS  3 digests in 3 runs  (1 of 2 outputs)  depends on hostname\n",
 		"found by varying: hostname", "  bisected in 8 runs: caused by hostname\n", "  not reproducible: hostname\n",
 	} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("%q is not in:\n%s", want, b.String())
-		}
+		expect.Text(t, b.String(), want)
 	}
 }
 

@@ -349,9 +349,7 @@ func TestNoiseIsNotAttributedToFactors(t *testing.T) {
 	for _, d := range v.Differences {
 		got = append(got, d.What+": "+repro.Join(d.Factors))
 	}
-	if want := []string{"line 1: time", "line 2: ", "line 3: hostname"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Slices(t, got, []string{"line 1: time", "line 2: ", "line 3: hostname"})
 	o.Factors = []repro.Factor{"hostname"}
 	for _, d := range check(t, s.action(), o).Differences {
 		expect.That(t, !slices.Contains(d.Factors, "time"), "got a factor that was not varied: %+v", d)
@@ -448,9 +446,7 @@ func TestUnconfirmedChangesAreNotFactors(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect, o.Factors = true, []repro.Factor{"hostname", "umask"}
-	if b := check(t, s.action(), o).Bisection; len(b.Factors) > 0 {
-		t.Errorf("got %+v", b)
-	}
+	expect.Slices(t, check(t, s.action(), o).Bisection.Factors, nil, "factors")
 }
 
 func TestHeldFactorsAreNotTheCause(t *testing.T) {
@@ -488,9 +484,7 @@ func TestEachCauseAtALocationHasItsFactor(t *testing.T) {
 	for _, d := range v.Differences {
 		got = append(got, fmt.Sprintf("%s: %s %s", d.What, d.Cause, d.Factors))
 	}
-	if want := []string{"line 1: file mode [umask]", "line 1: owner [user]", "line 1: time zone [zone]"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Slices(t, got, []string{"line 1: file mode [umask]", "line 1: owner [user]", "line 1: time zone [zone]"})
 }
 
 // A duration may agree in all controls and differ in two runs in a row by chance.
@@ -601,9 +595,7 @@ func TestBisectReportsFactorsThatActTogether(t *testing.T) {
 
 func TestBisectReportsRareDifferences(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(map[bool]string{true: "odd"}[n == 2]) })
-	if b := bisect(t, s).Bisection; !strings.Contains(b.Summary, "try more than") {
-		t.Errorf("got %+v", b)
-	}
+	expect.Text(t, bisect(t, s).Bisection.Summary, "try more than")
 }
 
 func TestParallelRunsOverlap(t *testing.T) {
@@ -673,9 +665,7 @@ func TestCheckReturnsFaults(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.wait = func(int) <-chan struct{} { return nil }
-	if _, err := repro.Check(ctx, s.action(), s.options()); err == nil {
-		t.Error("cancelled check: got no error")
-	}
+	expect.That(t, expect.Err(repro.Check(ctx, s.action(), s.options())) != nil, "cancelled check: got no error")
 	for what, o := range map[string]repro.Options{
 		"one run": {Runs: 1, Executors: s.options().Executors}, "too many": {Runs: 101, Executors: s.options().Executors},
 	} {
@@ -881,9 +871,7 @@ func TestUptimeIsFoundInWhatAlwaysChanges(t *testing.T) {
 		return file(fmt.Sprintf("up %.2f\nnoise %d\n", 1000+float64(n)+v.Conditions.Uptime.Seconds(), n))
 	})
 	v := bisect(t, s)
-	if b := v.Bisection; !slices.Equal(b.Factors, []repro.Factor{"uptime"}) {
-		t.Errorf("got %+v", b)
-	}
+	expect.Slices(t, v.Bisection.Factors, []repro.Factor{"uptime"}, "factors")
 	if d := v.Differences; len(d) != 2 || d[0].Cause != compare.Uptime || d[1].Cause != compare.Unknown || len(d[1].Factors) > 0 {
 		t.Errorf("got %+v", d)
 	}

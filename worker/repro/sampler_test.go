@@ -189,9 +189,7 @@ func TestVerdictsSurviveRestarts(t *testing.T) {
 	expect.That(t, served(instances, "i"), "the gate withholds an unchecked action")
 	execute(t, first, task)
 	second, instances := begin(0, true, "2")
-	if got, want := second.Remark("i", task.Action), "not cached: "+fmt.Sprintf(see, "2"); got != want {
-		t.Errorf("remark %q, want %q", got, want)
-	}
+	expect.Equal(t, second.Remark("i", task.Action), "not cached: "+fmt.Sprintf(see, "2"), "remark")
 	expect.That(t, !served(instances, "i") && served(instances, "other"),
 		"the gate serves an irreproducible action, or withholds it from another instance")
 	execute(t, second, task)
@@ -199,9 +197,7 @@ func TestVerdictsSurviveRestarts(t *testing.T) {
 		t.Errorf("got %d recorded, counts %v", s.recorded, b.counts)
 	}
 	third, _ := begin(0, false, "3")
-	if got, want := third.Remark("i", task.Action), fmt.Sprintf(see, "3"); got != want {
-		t.Errorf("without the gate: got remark %q, want %q", got, want)
-	}
+	expect.Equal(t, third.Remark("i", task.Action), fmt.Sprintf(see, "3"), "remark without the gate")
 	*fixed = true
 	fourth, instances := begin(0, true, "4")
 	execute(t, fourth, task)
@@ -262,9 +258,7 @@ func TestCancelledGateRecordsNothing(t *testing.T) {
 		return nil
 	}
 	e, task := s.sampler(b, true), s.action()
-	if _, err := e.Execute(ctx, task, func(worker.Stage) {}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(e.Execute(ctx, task, func(worker.Stage) {}))(t)
 	if s.runs() != 2 || s.recorded != 0 || len(b.counts)+len(b.summaries) > 0 || e.Remark("", task.Action) != "" {
 		t.Errorf("got %d runs, %d recorded, counts %v, remark %q", s.runs(), s.recorded, b.counts, e.Remark("", task.Action))
 	}

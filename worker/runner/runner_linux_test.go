@@ -362,9 +362,7 @@ func TestRunReportsViolations(t *testing.T) {
 			expect.That(t, err == nil && strings.Contains(string(b), "write    denied: write to /usr/new (read-only)"),
 				"server log: got %q, %v", b, err)
 			reported := strings.Contains(text(t, dir+"/stderr"), "cloister: write    denied: write to /usr/new (read-only)")
-			if want := name == "failure"; reported != want {
-				t.Errorf("reported in stderr: got %v, want %v", reported, want)
-			}
+			expect.Equal(t, reported, name == "failure", "reported in stderr")
 		})
 	}
 	dir, req := f.action(t, nil, "exit 0")

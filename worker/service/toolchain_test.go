@@ -74,9 +74,7 @@ func TestIdleWorkerNoticesToolchain(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			must.Succeed(t, os.WriteFile(filepath.Join(dir, "cc"), nil, 0o755))
 			must.Succeed(t, os.Chtimes(dir, time.Time{}, time.Unix(1, 0))) // the clock of the file system may be coarse
-			if c.Worker.Fingerprint() == before {
-				t.Errorf("fleet %t: the fingerprint predates the change", fleet)
-			}
+			expect.That(t, c.Worker.Fingerprint() != before, "fleet %t: the fingerprint predates the change", fleet)
 		})
 	}
 }

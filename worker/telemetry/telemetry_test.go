@@ -67,9 +67,7 @@ cloister_actions_total{result="` + want + `"} 1
 func TestViolationsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := must.Get(telemetry.New(r, nil))(t)
-	if _, err := telemetry.New(r, nil); err == nil {
-		t.Error("New registered the same names twice")
-	}
+	expect.That(t, expect.Err(telemetry.New(r, nil)) != nil, "New registered the same names twice")
 	m.Violations(&worker.Violations{
 		Events: []sandbox.Event{
 			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:1", Count: 3},

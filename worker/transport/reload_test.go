@@ -41,9 +41,7 @@ func TestHandshakeDoesNotWaitForFiles(t *testing.T) {
 				t.Errorf("got another certificate: %v, after %v, want the old one after %v", got != old, time.Since(start), want)
 			}
 		}
-		if n := strings.Count(log.String(), "does not answer within 1s"); n != 1 {
-			t.Errorf("got %d warnings, want 1:\n%s", n, log.String())
-		}
+		expect.Equal(t, strings.Count(log.String(), "does not answer within 1s"), 1, "warnings in\n%s", log.String())
 		close(answer)
 		synctest.Wait()
 		expect.That(t, p.current() == fresh, "got the old certificate, want the one that was read")

@@ -155,9 +155,7 @@ func TestDecodeRejectsInvalidStatements(t *testing.T) {
 		"duplicate, long s":     strings.Replace(string(good), `"_type"`, `"\u017fubject":[],"_type"`, 1),
 		"null predicate":        strings.Replace(string(good), `"predicate":{`, `"predicate":null,"p":{`, 1),
 	} {
-		if s, err := decode([]byte(text)); !errors.Is(err, ErrStatement) {
-			t.Errorf("%s: %+v, %v", name, s, err)
-		}
+		expect.Error(t, expect.Err(decode([]byte(text))), ErrStatement, "%s", name)
 	}
 }
 
@@ -269,9 +267,7 @@ func keys(t *testing.T, private, public any) (*Key, []*Key) {
 	line := must.Get(ParsePublicKeys(append([]byte("# who\n\n"), ssh.MarshalAuthorizedKey(s)...)))(t)
 	der := must.Get(x509.MarshalPKIXPublicKey(public))(t)
 	block := must.Get(ParsePublicKeys(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))(t)
-	if line[0].ID() != block[0].ID() {
-		t.Errorf("IDs of one key: got %s and %s", line[0].ID(), block[0].ID())
-	}
+	expect.Equal(t, line[0].ID(), block[0].ID(), "ID of the same key")
 	return privateKeys(t, private)[0], line
 }
 
@@ -307,9 +303,7 @@ func TestParseRejectsUnusableKeys(t *testing.T) {
 			Name, Key, Application string
 		}{"sk-ssh-ed25519@openssh.com", strings.Repeat("k", ed25519.PublicKeySize), "ssh:"})),
 	} {
-		if k, err := ParsePublicKeys([]byte(text)); !errors.Is(err, ErrKey) {
-			t.Errorf("%q: %d keys, %v", text, len(k), err)
-		}
+		expect.Error(t, expect.Err(ParsePublicKeys([]byte(text))), ErrKey, "%q", text)
 	}
 	// One file may hold several PEM blocks, also of the older form.
 	older := pem.EncodeToMemory(
@@ -381,9 +375,8 @@ func TestVerifyAcceptsBothRSASchemes(t *testing.T) {
 		must.Succeed(t, err)
 		for _, signature := range [][]byte{plain, pss} {
 			expect.Error(t, public[0].verify(data, signature), nil, "salt %d", salt)
-			if err := public[0].verify([]byte("other"), signature); err == nil {
-				t.Error("verify accepts a signature of other data")
-			}
+			expect.That(t, public[0].verify([]byte("other"), signature) != nil,
+				"verify accepts a signature of other data")
 		}
 	}
 	weak := sha1.Sum(data)

@@ -160,9 +160,8 @@ func TestActionsNamesEachChangedPart(t *testing.T) {
 			wantLines(t, got, c.want...)
 		})
 	}
-	if _, err := Actions(t.Context(), s.reader(), base, cas.SHA256.Sum([]byte("none"))); err == nil {
-		t.Error("missing action: got no error")
-	}
+	expect.That(t, expect.Err(Actions(t.Context(), s.reader(), base, cas.SHA256.Sum([]byte("none")))) != nil,
+		"missing action: got no error")
 }
 
 func digestText(content string) string { return cas.SHA256.Sum([]byte(content)).String() }

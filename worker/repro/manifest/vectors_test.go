@@ -181,9 +181,7 @@ func TestVectors(t *testing.T) {
 		}
 		want, err := os.ReadFile(file)
 		must.Succeed(t, err)
-		if m.Text() != string(want) {
-			t.Errorf("%s: got\n%s\nwant\n%s", name, m.Text(), want)
-		}
+		expect.Equal(t, m.Text(), string(want), "%s", name)
 		again, err := manifest.Parse(want)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -306,9 +304,7 @@ func TestTextSortsLists(t *testing.T) {
 	slices.Reverse(b.Outputs)
 	slices.Reverse(b.Toolchain.Programs)
 	b.Outputs = append(b.Outputs, b.Outputs[0])
-	if a.Text() != b.Text() {
-		t.Errorf("got\n%s\nwant\n%s", b.Text(), a.Text())
-	}
+	expect.Equal(t, b.Text(), a.Text())
 }
 
 // TestFetchedIsStable: what a run fetched changes the stable hash, in whatever order it did, and the difference names
