@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -126,15 +127,9 @@ func New(c Config) (*Local, error) {
 
 // newLocal returns a Local with the defaults of c.
 func newLocal(c Config) *Local {
-	if c.MaxTimeout == 0 {
-		c.MaxTimeout = 24 * time.Hour
-	}
-	if c.Grace == 0 {
-		c.Grace = 5 * time.Second
-	}
-	if c.Policy == nil {
-		c.Policy = policy.Default()
-	}
+	c.MaxTimeout = cmp.Or(c.MaxTimeout, 24*time.Hour)
+	c.Grace = cmp.Or(c.Grace, 5*time.Second)
+	c.Policy = cmp.Or(c.Policy, policy.Default())
 	if c.Host == (manifest.Host{}) {
 		c.Host = readHost()
 	}
@@ -144,18 +139,12 @@ func newLocal(c Config) *Local {
 	if c.Stager == nil {
 		c.Stager = tree.NewStager(tree.StagerConfig{})
 	}
-	if c.CacheBytes == 0 {
-		c.CacheBytes = defaultCacheBytes
-	}
+	c.CacheBytes = cmp.Or(c.CacheBytes, defaultCacheBytes)
 	if c.Reproduce == nil {
 		c.Reproduce = func(*Task) string { return "" }
 	}
-	if c.LogBytes == 0 {
-		c.LogBytes = 32 << 20
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.LogBytes = cmp.Or(c.LogBytes, 32<<20)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	l := &Local{
 		cfg: c,
 		// A blob is marked at most RenewInterval/4 after its last use and again after RenewInterval, so a store that

@@ -3,6 +3,7 @@
 package casserver
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"runtime/debug"
@@ -31,9 +32,7 @@ const maxHeaders = 256 << 10
 //
 // Interceptors see messages of ByteStream that embed bspb.ReadResponse and bspb.WriteRequest; each is a proto.Message.
 func ServerOptions(log *slog.Logger) []grpc.ServerOption {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	unary := func(ctx context.Context, req any, call *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
 		defer recoverPanic(log, call.FullMethod, &err)
 		return next(ctx, req)

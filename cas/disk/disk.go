@@ -61,6 +61,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -185,15 +186,9 @@ func Open(c Config) (*Cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store %s: %w", c.Dir, err)
 	}
-	if c.Lease == 0 {
-		c.Lease = DefaultLease
-	}
-	if c.Pack == 0 {
-		c.Pack = defaultPack
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Lease = cmp.Or(c.Lease, DefaultLease)
+	c.Pack = cmp.Or(c.Pack, defaultPack)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	// A packed blob must fit into a segment.
 	c.Pack = min(c.Pack, segmentLimit(c.MaxBytes)-recordBytes)
 	cache := &Cache{

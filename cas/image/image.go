@@ -18,6 +18,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,12 +103,8 @@ func (c *Config) complete() error {
 	case c.Function == 0:
 		return errors.New("image: Config.Function is missing")
 	}
-	if c.Platform.OS == "" {
-		c.Platform.OS = "linux"
-	}
-	if c.Platform.Architecture == "" {
-		c.Platform.Architecture = runtime.GOARCH
-	}
+	c.Platform.OS = cmp.Or(c.Platform.OS, "linux")
+	c.Platform.Architecture = cmp.Or(c.Platform.Architecture, runtime.GOARCH)
 	if c.Limits.Bytes <= 0 {
 		c.Limits.Bytes = DefaultLimits.Bytes
 	}
@@ -117,9 +114,7 @@ func (c *Config) complete() error {
 	if c.Keychain == nil {
 		c.Keychain = authn.DefaultKeychain
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Progress == nil {
 		c.Progress = func(int64, int64) {}
 	}

@@ -3,6 +3,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -119,9 +120,7 @@ func OpenLibrary(c LibraryConfig) (*Library, error) {
 	if c.TagAge <= 0 {
 		c.TagAge = time.Minute
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	l := &Library{
 		config: c, slots: make(chan struct{}, maxPulls),
 		entries: map[entryKey]*Entry{}, pulls: map[pullKey]*pull{}, tags: map[string]tag{}, registries: map[string]*registry{},

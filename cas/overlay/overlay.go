@@ -142,9 +142,7 @@ var errClosed = fmt.Errorf("%w: the store is being closed", cas.ErrUnavailable)
 // New returns an Overlay, which sends the contents of the journal. It fails if the files of the journal cannot be read
 // or written.
 func New(c Config) (*Overlay, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.RenewInterval <= 0 {
 		c.RenewInterval = time.Hour
 	}

@@ -74,9 +74,7 @@ type Stager struct {
 
 // NewStager returns a Stager. The caller closes it.
 func NewStager(c StagerConfig) *Stager {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	s := &Stager{config: c, files: imageFiles{dir: c.Dir}, mounts: newMountCache(&c)}
 	s.mounts.expire = s.dropExpired
 	if c.Mounter == nil {

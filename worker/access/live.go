@@ -3,6 +3,7 @@
 package access
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -61,9 +62,7 @@ func newLive(file string, check func(*Rules) error, log *slog.Logger, read func(
 	if check == nil {
 		check = func(*Rules) error { return nil }
 	}
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	l := &Live{file: file, check: check, log: log, read: read, ended: make(chan struct{}), waiting: map[*waiter]struct{}{}}
 	var ctx context.Context
 	ctx, l.stop = context.WithCancel(context.Background())

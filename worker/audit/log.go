@@ -3,6 +3,7 @@
 package audit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,9 +63,7 @@ func Open(c Config) (*Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open audit log %s: %w; %s", c.Dir, err, advice)
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.step == nil {
 		c.step = func(string) {}
 	}

@@ -3,6 +3,7 @@
 package buildbarn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,9 +80,7 @@ func NewClient(c ClientConfig) (*Client, error) {
 	if err := cas.CheckInstanceName(c.Prefix); err != nil {
 		return nil, err
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Toolchain == nil {
 		c.Toolchain = func() string { return "" }
 	}

@@ -3,6 +3,7 @@
 package buildbarn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -110,9 +111,7 @@ func defaults(c *ServerConfig) {
 	c.MaxTimeout = positive(c.MaxTimeout, 24*time.Hour)
 	c.Busy = positive(c.Busy, min(10*time.Second, c.Silence/3))
 	c.Retries = positive(c.Retries, 9)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Action == nil {
 		c.Action = func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error) {
 			a := &repb.Action{}

@@ -9,6 +9,7 @@
 package execserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -74,9 +75,7 @@ func Register(s grpc.ServiceRegistrar, c Config) error {
 	if c.KeepaliveInterval <= 0 {
 		c.KeepaliveInterval = 20 * time.Second
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Action == nil {
 		c.Action = func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error) {
 			a := &repb.Action{}

@@ -87,9 +87,7 @@ type Log struct {
 func Open(c Config) (*Log, error) {
 	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultBytes)
 	c.MaxAge = cmp.Or(c.MaxAge, defaultAge)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.now == nil {
 		c.now = time.Now
 	}

@@ -3,6 +3,7 @@
 package repro
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -120,15 +121,11 @@ func NewSampler(c SamplerConfig) (*Sampler, error) {
 	if c.Salt == nil {
 		c.Salt = func() uint64 { return uint64(time.Now().Unix() / 86_400) }
 	}
-	if c.BacklogBytes == 0 {
-		c.BacklogBytes = 64 << 20
-	}
+	c.BacklogBytes = cmp.Or(c.BacklogBytes, 64<<20)
 	if c.Count == nil {
 		c.Count = func(string) {}
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Verdicts == nil {
 		c.Verdicts, _ = OpenVerdicts(VerdictsConfig{}) // cannot fail without a file
 	}

@@ -92,9 +92,7 @@ type record struct {
 // OpenVerdicts reads the verdicts of a file. It drops damaged records, which a power failure may leave, and warns about
 // them. The caller closes the Verdicts when no checks run any more.
 func OpenVerdicts(c VerdictsConfig) (*Verdicts, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	v := &Verdicts{config: c, known: map[actionKey]reason{}}
 	if c.Dir == "" {
 		return v, nil

@@ -23,6 +23,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,12 +147,8 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 	case c.Memory != 0 && c.Memory < MinMemory:
 		return nil, fmt.Errorf("service: Config.Memory is %d: it must be at least %d bytes", c.Memory, MinMemory)
 	}
-	if c.Slots == 0 {
-		c.Slots = runtime.GOMAXPROCS(0)
-	}
-	if c.Memory == 0 {
-		c.Memory = DefaultMemory
-	}
+	c.Slots = cmp.Or(c.Slots, runtime.GOMAXPROCS(0))
+	c.Memory = cmp.Or(c.Memory, DefaultMemory)
 	if c.Metrics == nil {
 		c.Metrics = prometheus.NewRegistry()
 	}

@@ -6,6 +6,7 @@ package transport
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -50,9 +51,7 @@ const (
 // fails or takes more than a second, the Pair logs a warning and continues to use the certificate that it read last; a
 // nil log discards it.
 func NewPair(cert, key string, log *slog.Logger) (*Pair, error) {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	p := &Pair{cert: cert, key: key, log: log, load: load}
 	p.state = p.states()
 	var err error

@@ -63,9 +63,7 @@ type unconfirmed struct {
 // scanned returns the fingerprint of this machine's toolchain, and when the last scan of all files began; it is not
 // called concurrently.
 func NewConfirmer(all cas.Instances, scanned func() (string, time.Time), log *slog.Logger) *Confirmer {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	c := &Confirmer{all: all, scanned: scanned, log: log}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	return c
