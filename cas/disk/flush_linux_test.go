@@ -56,6 +56,14 @@ func inode(t *testing.T, path string) uint64 {
 	return fi.Sys().(*syscall.Stat_t).Ino
 }
 
+// heldInode returns the inode of a file, which no other file gets during the test.
+func heldInode(t *testing.T, path string) uint64 {
+	t.Helper()
+	f := must.Get(os.Open(path))(t)
+	t.Cleanup(func() { f.Close() })
+	return inode(t, path)
+}
+
 func wantUnwritable(t *testing.T, what string, err error) {
 	t.Helper()
 	expect.That(t, errors.Is(err, cas.ErrUnwritable) && errors.Is(err, syscall.EIO),
@@ -77,10 +85,7 @@ func TestFailedFlush(t *testing.T) {
 		}
 		big, dropped := putSize(t, s, 1, large), putSize(t, s, 2, large)
 		must.Succeed(t, s.Record(t.Context(), old, &repb.ActionResult{ExitCode: 3}))
-		before := inode(t, filePath(config.Dir, big))
-		held, err := os.Open(filePath(config.Dir, big)) // no other file gets its inode
-		must.Succeed(t, err)
-		defer held.Close()
+		before := heldInode(t, filePath(config.Dir, big))
 		first := segmentFiles(t, config.Dir, ".data")
 		var once sync.Once
 		failFlush(t, 4, func() {
@@ -196,9 +201,7 @@ func TestEvictionBeforeFlushIsRepeated(t *testing.T) {
 		expect.That(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour})) != nil,
 			"a segment with the record of the file was removed")
 		must.Be(t, len(missing(t, s, big)) == 0, "the file was removed")
-		before := must.Get(os.Open(filePath(dir, big)))(t) // no other file gets its inode
-		defer before.Close()
-		was := inode(t, filePath(dir, big))
+		was := heldInode(t, filePath(dir, big))
 		failing = false
 		c.Maintain()
 		must.Succeed(t, c.CheckWritable())
@@ -220,10 +223,8 @@ func TestFileWithTwoRecordsIsWrittenAgain(t *testing.T) {
 	}
 	putSize(t, s, 9, large)
 	closeStore(t, c)
-	was := inode(t, filePath(config.Dir, big))
+	was := heldInode(t, filePath(config.Dir, big))
 	must.Succeed(t, os.WriteFile(filepath.Join(config.Dir, "boot"), []byte("flush failed\n"), 0o600))
-	before := must.Get(os.Open(filePath(config.Dir, big)))(t) // no other file gets its inode
-	defer before.Close()
 	c, s = openStore(t, config)
 	for c.CheckWritable() != nil {
 		c.Maintain()
@@ -256,9 +257,7 @@ func TestWhatFailedFlushMayLoseIsNotShown(t *testing.T) {
 	path, release, err := s.File(t.Context(), d, true)
 	must.Succeed(t, err)
 	defer release()
-	was := inode(t, path)
-	held := must.Get(os.Open(path))(t) // no other file gets its inode
-	defer held.Close()
+	was := heldInode(t, path)
 	failFlush(t, 1, func() {})
 	c.Maintain()
 	expect.That(t, !at.Valid(), "the location in the lost segment is valid")
@@ -274,9 +273,7 @@ func TestFailedFlushLosesLog(t *testing.T) {
 	c, s := openStore(t, disk.Config{Dir: dir})
 	small, big := put(t, s, 0), putSize(t, s, 1, large)
 	must.Succeed(t, s.Record(t.Context(), big, &repb.ActionResult{}))
-	was := inode(t, filePath(dir, big))
-	before := must.Get(os.Open(filePath(dir, big)))(t) // no other file gets its inode
-	defer before.Close()
+	was := heldInode(t, filePath(dir, big))
 	failFlush(t, 1, func() { zero(t, segmentFiles(t, dir, ".log")[0], 3*64) })
 	c.Maintain()
 	must.Succeed(t, c.CheckWritable())
@@ -294,9 +291,7 @@ func TestAdoptedFileIsWrittenAgain(t *testing.T) {
 	closeStore(t, c)
 	must.Succeed(t, os.RemoveAll(filepath.Join(config.Dir, "segments"))) // with its record
 	must.Succeed(t, os.WriteFile(filepath.Join(config.Dir, "boot"), []byte("flush failed\n"), 0o600))
-	was := inode(t, filePath(config.Dir, big))
-	before := must.Get(os.Open(filePath(config.Dir, big)))(t) // no other file gets its inode
-	defer before.Close()
+	was := heldInode(t, filePath(config.Dir, big))
 	c, s = openStore(t, config)
 	for c.CheckWritable() != nil {
 		c.Maintain()

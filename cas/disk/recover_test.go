@@ -410,17 +410,29 @@ func useBetweenReadAndMove(t *testing.T) {
 }
 
 // recorder returns a function that records results of an action, and a check that the action has no result, now and
-// after Open.
-func recorder(t *testing.T, s *Store) (record func(int32), absent func(*Store)) {
+// after Open. The check closes c.
+func recorder(t *testing.T, c *Cache, s *Store, config Config) (record func(int32), absent func()) {
 	_, action := castest.Blob(0, 10)
 	record = func(n int32) {
 		t.Helper()
 		must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}))
 	}
-	return record, func(s *Store) {
+	return record, func() {
 		t.Helper()
 		expect.Error(t, expect.Err(s.Lookup(t.Context(), action)), cas.ErrNotFound)
+		must.Succeed(t, c.Close())
+		_, s := openStore(t, config)
+		expect.Error(t, expect.Err(s.Lookup(t.Context(), action)), cas.ErrNotFound, "after Open")
 	}
+}
+
+// moveAll adds everything in a segment to a mover.
+func moveAll(c *Cache, g *segment.Segment) (*mover, error) {
+	m := &mover{cache: c}
+	return m, g.Puts(0, func(r *segment.Record) bool {
+		e, _ := c.index.Get(r.Key)
+		return m.add(r, e) == nil
+	})
 }
 
 // evictAllOf evicts everything in a segment.
@@ -436,21 +448,14 @@ func evictAllOf(t *testing.T, c *Cache, g *segment.Segment) error {
 func TestResultReplacedWhileMoved(t *testing.T) {
 	config := Config{Dir: t.TempDir(), Lease: -1}
 	c, s := openStore(t, config)
-	record, absent := recorder(t, s)
+	record, absent := recorder(t, c, s, config)
 	record(1)
 	g := c.segments.Segments()[0]
 	c.seal(g)
-	m := mover{cache: c}
-	err := g.Puts(0, func(r *segment.Record) bool {
-		e, _ := c.index.Get(r.Key)
-		return m.add(r, e) == nil
-	})
+	m, err := moveAll(c, g)
 	record(2)
 	must.Succeed(t, errors.Join(err, m.flush(), c.removeSegment(&plan{}, g), evictAllOf(t, c, c.segments.Segment(2))))
-	absent(s)
-	must.Succeed(t, c.Close())
-	_, s = openStore(t, config)
-	absent(s)
+	absent()
 }
 
 // TestResultEvictedFromKeptSegment: a result evicted from a segment that stays does not reappear when its successor is
@@ -458,7 +463,7 @@ func TestResultReplacedWhileMoved(t *testing.T) {
 func TestResultEvictedFromKeptSegment(t *testing.T) {
 	config := Config{Dir: t.TempDir(), Lease: -1}
 	c, s := openStore(t, config)
-	record, absent := recorder(t, s)
+	record, absent := recorder(t, c, s, config)
 	record(1)
 	g := c.segments.Segments()[0]
 	g.Files.Add(1) // keeps the segment
@@ -466,10 +471,7 @@ func TestResultEvictedFromKeptSegment(t *testing.T) {
 	g.Files.Add(-1)
 	record(2)
 	must.Succeed(t, evictAllOf(t, c, c.segments.Segment(2)))
-	absent(s)
-	must.Succeed(t, c.Close())
-	_, s = openStore(t, config)
-	absent(s)
+	absent()
 }
 
 // TestBudgetHoldsDuringMove moves a whole segment of a full store. With small blobs the log is large.
@@ -584,11 +586,7 @@ func TestMovedButNotRemoved(t *testing.T) {
 		c.maintainOnce()
 		g := c.segments.Segments()[0]
 		c.seal(g)
-		m := mover{cache: c}
-		err := g.Puts(0, func(r *segment.Record) bool {
-			e, _ := c.index.Get(r.Key)
-			return m.add(r, e) == nil
-		})
+		m, err := moveAll(c, g)
 		must.Succeed(t, errors.Join(err, m.flush(), c.Close()))
 		moved := filepath.Join(c.dir, "segments", "00000002.data")
 		fi, err := os.Stat(moved)
