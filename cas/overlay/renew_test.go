@@ -30,6 +30,10 @@ type expiringStore struct {
 	changed  map[cas.Digest]time.Time // guarded by mu; when each blob was put or renewed
 }
 
+func newExpiring(lifetime time.Duration) *expiringStore {
+	return &expiringStore{Memory: castest.NewMemory(), lifetime: lifetime, changed: map[cas.Digest]time.Time{}}
+}
+
 func (e *expiringStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := e.Memory.Put(ctx, d, r); err != nil {
 		return err
@@ -127,9 +131,7 @@ func TestUsedBlobsDoNotExpire(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				upstream := &expiringStore{
-					Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
-				}
+				upstream := newExpiring(24 * time.Hour)
 				memory := castest.NewMemory()
 				local := one(memory, memory)
 				if name == "Locate" || name == "File" {
@@ -167,9 +169,7 @@ func (l leasingStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Diges
 // TestUsedBlobsKeepTheirLeases checks that local uses renew a blob in a server with the default lease of serve.
 func TestUsedBlobsKeepTheirLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		blobs := &expiringStore{
-			Memory: castest.NewMemory(), lifetime: 3 * time.Hour, changed: map[cas.Digest]time.Time{},
-		}
+		blobs := newExpiring(3 * time.Hour)
 		local := castest.NewMemory()
 		s := instance(t, open(t, overlay.Config{
 			Local: one(local, local), Upstream: one(leasingStore{blobs, blobs}, blobs), RenewInterval: 8 * time.Hour,
@@ -213,9 +213,7 @@ func (s *slowRenewer) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest,
 // background, and that those that cannot be renewed are then missing.
 func TestSlowRenewalsDoNotDelayQueries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		upstream := &slowRenewer{expiringStore: &expiringStore{
-			Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
-		}}
+		upstream := &slowRenewer{expiringStore: newExpiring(24 * time.Hour)}
 		_, upstream.slow = put(t, upstream, 1, 100)
 		_, upstream.bad = put(t, upstream, 2, 100)
 		_, other := put(t, upstream, 3, 100)
@@ -239,9 +237,7 @@ func TestSlowRenewalsDoNotDelayQueries(t *testing.T) {
 // upstream has before it reports them present, and reports those that it cannot renew as missing.
 func TestQueryRenewsWhatCannotBeQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		upstream := &slowRenewer{expiringStore: &expiringStore{
-			Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
-		}}
+		upstream := &slowRenewer{expiringStore: newExpiring(24 * time.Hour)}
 		_, old := put(t, upstream, 1, 100)
 		_, upstream.bad = put(t, upstream, 2, 100)
 		_, absent := castest.Blob(3, 100)
@@ -337,9 +333,7 @@ func (w *wornRenewer) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest,
 func TestOneBlobDoesNotEndRenewals(t *testing.T) {
 	for _, kind := range []error{cas.ErrUnavailable, cas.ErrDenied, cas.ErrInvalid} {
 		synctest.Test(t, func(t *testing.T) {
-			upstream := &wornRenewer{expiringStore: &expiringStore{
-				Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
-			}, err: kind}
+			upstream := &wornRenewer{expiringStore: newExpiring(24 * time.Hour), err: kind}
 			local := castest.NewMemory()
 			s := instance(t, open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream)})).Store
 			var ds []cas.Digest
