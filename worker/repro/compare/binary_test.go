@@ -105,13 +105,7 @@ func TestMachONamesTheSection(t *testing.T) {
 // Formats that are compared as bytes have a cause only if it shows, but their own fixes.
 func TestFormatsComparedAsBytes(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	noise := func(n int) string {
-		p := make([]byte, n)
-		for i := range p {
-			p[i] = byte(r.Uint32())
-		}
-		return string(p)
-	}
+	noise := func(n int) string { return randomString(r, n) }
 	const gray = "\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x28\x00\x00\x00\x28\x08\x02\x00\x00\x00"
 	dated := func(day string) string {
 		return gray + noise(4) + "\x00\x00\x00\x25tEXtdate:create\x002026-11-" + day + "T01:02:03+00:00" + noise(4) +

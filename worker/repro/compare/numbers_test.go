@@ -12,19 +12,20 @@ import (
 	"time"
 )
 
+func randomString(r *rand.Rand, n int) string {
+	p := make([]byte, n)
+	for i := range p {
+		p[i] = byte(r.Uint32())
+	}
+	return string(p)
+}
+
 func TestNumbersNamesTheCause(t *testing.T) {
 	le32 := func(v uint32) string { return string(binary.LittleEndian.AppendUint32(nil, v)) }
 	be32 := func(v uint32) string { return string(binary.BigEndian.AppendUint32(nil, v)) }
 	le64 := func(v uint64) string { return string(binary.LittleEndian.AppendUint64(nil, v)) }
 	be64 := func(v uint64) string { return string(binary.BigEndian.AppendUint64(nil, v)) }
-	noise := func(seed uint64, n int) string {
-		p := make([]byte, n)
-		r := rand.New(rand.NewPCG(seed, 1))
-		for i := range p {
-			p[i] = byte(r.Uint32())
-		}
-		return string(p)
-	}
+	noise := func(seed uint64, n int) string { return randomString(rand.New(rand.NewPCG(seed, 1)), n) }
 	start := time.Unix(1_763_772_000, 0)
 	ran := Known{&Facts{Start: start, End: start.Add(time.Second), UID: 1000, InputOwner: 65534}, &Facts{Start: start.Add(time.Hour), End: start.Add(time.Hour), UID: 4_001, InputOwner: 30_001}}
 	held := Known{&Facts{HeldRandom: true, FixedLayout: true}, &Facts{HeldRandom: true, FixedLayout: true}}
@@ -157,13 +158,7 @@ func TestNotationsOfTime(t *testing.T) {
 func TestRandomNeedsEvidence(t *testing.T) {
 	k := knownRuns()
 	r := rand.New(rand.NewPCG(7, 8))
-	noise := func(n int) string {
-		p := make([]byte, n)
-		for i := range p {
-			p[i] = byte(r.Uint32())
-		}
-		return string(p)
-	}
+	noise := func(n int) string { return randomString(r, n) }
 	seconds := func(f *Facts) string { return string(binary.LittleEndian.AppendUint32(nil, uint32(f.Start.Unix()))) }
 	filler := strings.Repeat("\x00\x01\x02\x03", 1000)
 	for _, row := range []struct {
@@ -245,13 +240,7 @@ func TestUnknownFormatsHaveSeveralCauses(t *testing.T) {
 
 func TestCompressedDataHasNoFurtherCause(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	noise := func() string {
-		b := make([]byte, 1<<20)
-		for i := range b {
-			b[i] = byte(r.Uint32())
-		}
-		return "\xfd7zXZ\x00" + string(b)
-	}
+	noise := func() string { return "\xfd7zXZ\x00" + randomString(r, 1<<20) }
 	for _, k := range []Known{{}, knownRuns()} {
 		for _, tail := range []string{"", "\x00\x00\x00"} {
 			if ds := blobs(t, "x.xz", noise(), noise()+tail, k); len(ds) != 1 {
