@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -253,14 +254,9 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 func (s *Store) Digests() []cas.Digest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ds := make([]cas.Digest, 0, len(s.blobs))
-	for d := range s.blobs {
-		ds = append(ds, d)
-	}
-	slices.SortFunc(ds, func(a, b cas.Digest) int {
+	return slices.SortedFunc(maps.Keys(s.blobs), func(a, b cas.Digest) int {
 		return cmp.Or(cmp.Compare(a.Hash(), b.Hash()), cmp.Compare(a.Size(), b.Size()))
 	})
-	return ds
 }
 
 // Delete deletes the blob d and its chunk list. Blobs spliced from d become absent.

@@ -52,12 +52,7 @@ func (s *Staged) AllowReuse() { s.reusable = true }
 // Valid reports whether the file positions in the images are still correct. They are not if somebody has written to the
 // store's files; the run may then have read bytes that are not its inputs. Call it before Release.
 func (s *Staged) Valid() bool {
-	for _, p := range s.locations {
-		if !p.Valid() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(s.locations, func(p cas.Location) bool { return !p.Valid() })
 }
 
 // Release releases the images and the store's files that Binds refer to, once no run has them mounted. It leaves the

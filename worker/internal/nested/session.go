@@ -4,6 +4,7 @@ package nested
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -36,10 +37,7 @@ type session struct {
 func (s *session) Close() actionapi.Use {
 	s.mu.Lock()
 	s.closed = true
-	var open []*conn
-	for c := range s.conns {
-		open = append(open, c)
-	}
+	open := slices.Collect(maps.Keys(s.conns))
 	s.mu.Unlock()
 	s.listener.Close()
 	for _, c := range open {

@@ -4,6 +4,7 @@ package compare
 
 import (
 	"debug/elf"
+	"slices"
 	"strings"
 )
 
@@ -69,10 +70,5 @@ func isPointerTable(s *elfSection) bool {
 		elf.SHT_FINI_ARRAY:
 		return true
 	}
-	for _, table := range pointerTables {
-		if strings.HasPrefix(s.name, table) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(pointerTables, func(table string) bool { return strings.HasPrefix(s.name, table) })
 }

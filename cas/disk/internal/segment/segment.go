@@ -310,12 +310,7 @@ func (s *Set) LogBytes() (n int) {
 func (s *Set) Segments() []*Segment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	all := make([]*Segment, 0, len(s.segments))
-	for _, g := range s.segments {
-		all = append(all, g)
-	}
-	slices.SortFunc(all, func(a, b *Segment) int { return cmp.Compare(a.N, b.N) })
-	return all
+	return slices.SortedFunc(maps.Values(s.segments), func(a, b *Segment) int { return cmp.Compare(a.N, b.N) })
 }
 
 // Segment returns segment n, or nil.
