@@ -15,7 +15,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -192,39 +191,26 @@ func testTimeout(t *testing.T, r *rig) {
 // testTimeoutOf lets a test run into a timeout in seconds, and reports whether it began before.
 func testTimeoutOf(t *testing.T, r *rig, timeout int) bool {
 	token := fmt.Sprintf("cloister-sleeper-%d-%d", os.Getpid(), time.Now().UnixNano())
+	processes := func() []string { return sandboxtest.Running(t, "\x00"+token+"\x00") } // a whole argument: not Bazel
 	ctx, cancel := context.WithCancel(t.Context())
 	seen := make(chan bool)
 	go func() {
 		found := false
 		for ctx.Err() == nil && !found {
-			found = len(processes(token)) > 0
+			found = len(processes()) > 0
 			time.Sleep(20 * time.Millisecond)
 		}
 		seen <- found
 	}()
 	build := r.bazel(t, "test", "//examples/hostile:sleeps_test",
 		fmt.Sprint("--test_timeout=", timeout), "--test_env=HOSTILE_TOKEN="+token)
-	left := processes(token)
+	left := processes()
 	cancel()
 	expect.That(t, len(left) == 0, "got live processes %v of the test, want none", left)
 	expect.Equal(t, build.ExitCode, 3, "bazel: exit")
 	expect.That(t, strings.Contains(build.Output, "TIMEOUT"), "output does not contain TIMEOUT")
 	// Only the absence of a process that was seen proves something.
 	return <-seen && strings.Contains(build.Output, "sleeping as "+token)
-}
-
-// processes returns the ids of the processes with token as a whole argument, which excludes Bazel.
-func processes(token string) []string {
-	var pids []string
-	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, name := range names {
-		// A process may end between being listed and being read.
-		cmdline, _ := os.ReadFile(name)
-		if slices.Contains(strings.Split(string(cmdline), "\x00"), token) {
-			pids = append(pids, filepath.Base(filepath.Dir(name)))
-		}
-	}
-	return pids
 }
 
 func testHostile(t *testing.T, r *rig) {

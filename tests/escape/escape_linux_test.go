@@ -518,32 +518,23 @@ func connectBack(w *fixture, line string) {
 }
 
 // survivors returns the processes of this host with the mark.
-func (w *fixture) survivors() []int {
-	var pids []int
-	dirs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, d := range dirs {
-		b, err := os.ReadFile(d)
-		if err != nil || !bytes.Contains(b, []byte("\x00"+w.mark+"\x00")) {
-			continue
-		}
-		var pid int
-		if _, err := fmt.Sscanf(d, "/proc/%d/", &pid); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+func (w *fixture) survivors() []string {
+	return sandboxtest.Running(w.test, "\x00"+w.mark+"\x00")
 }
 
 // killSurvivors kills them, if the sandbox was not asked to.
 func (w *fixture) killSurvivors() {
-	for _, pid := range w.survivors() {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
+	for _, p := range w.survivors() {
+		var pid int
+		if _, err := fmt.Sscanf(p, "/proc/%d/", &pid); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
 	}
 }
 
 func noSurvivors(w *fixture) error {
-	if pids := w.survivors(); len(pids) > 0 {
-		return fmt.Errorf("processes %v are still alive", pids)
+	if left := w.survivors(); len(left) > 0 {
+		return fmt.Errorf("processes %v are still alive", left)
 	}
 	return nil
 }

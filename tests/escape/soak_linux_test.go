@@ -135,8 +135,8 @@ func TestSoak(t *testing.T) {
 	}
 	must.Succeed(t, w.checkInputs())
 	blobs.verify(t)
-	if pids := w.survivors(); len(pids) > 0 {
-		t.Errorf("processes %v are still alive", pids)
+	if left := w.survivors(); len(left) > 0 {
+		t.Errorf("processes %v are still alive", left)
 	}
 	for _, what := range slices.Sorted(maps.Keys(after)) {
 		t.Logf("after as before: %s %.60s", what, after[what])

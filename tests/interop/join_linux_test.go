@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -46,33 +45,22 @@ func (b *buildbarn) joinWith(t *testing.T, store, host string, flags ...string) 
 	}, flags...)...)
 }
 
-// marked returns a script with a unique mark, and a function that returns its process IDs.
-func marked(t *testing.T, script string) (string, func() []string) {
-	mark := fmt.Sprintf("cloister-mark-%d-%d", os.Getpid(), time.Now().UnixNano())
-	return script + "\n: " + mark, func() []string {
-		t.Helper()
-		names := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
-		var pids []string
-		for _, name := range names {
-			// The process may have ended.
-			if cmdline, _ := os.ReadFile(name); bytes.Contains(cmdline, []byte(mark)) {
-				pids = append(pids, filepath.Base(filepath.Dir(name)))
-			}
-		}
-		return pids
-	}
+// marked returns a script with a unique mark in the command line of its shell, and the mark.
+func marked(script string) (with, mark string) {
+	mark = fmt.Sprintf("cloister-mark-%d-%d", os.Getpid(), time.Now().UnixNano())
+	return script + "\n: " + mark, mark
 }
 
 // wantSome waits until there are processes.
-func wantSome(t *testing.T, pids func() []string) {
+func wantSome(t *testing.T, mark string) {
 	t.Helper()
-	must.Hold(t, "the action runs", func() bool { return len(pids()) > 0 })
+	must.Hold(t, "the action runs", func() bool { return len(sandboxtest.Running(t, mark)) > 0 })
 }
 
 // wantNone waits until there are no processes.
-func wantNone(t *testing.T, pids func() []string) {
+func wantNone(t *testing.T, mark string) {
 	t.Helper()
-	must.Hold(t, "the action's processes end", func() bool { return len(pids()) == 0 })
+	must.Hold(t, "the action's processes end", func() bool { return len(sandboxtest.Running(t, mark)) == 0 })
 }
 
 // TestJoinReplacesBuildbarnsWorker and its runner with Buildbarn's scheduler and a foreign store.
@@ -114,13 +102,13 @@ func TestJoinKillsCancelledAction(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux", "-no-waiters", "500ms", "-busy", "500ms", "-update", "500ms")
 	b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.scheduler, "")
-	script, pids := marked(t, "sleep 600")
+	script, mark := marked("sleep 600")
 	ctx, cancel := context.WithCancel(t.Context())
 	a := request(ctx, b.scheduler.Addr, action(t, store, script, time.Hour))
-	wantSome(t, pids)
+	wantSome(t, mark)
 	cancel()
 	<-a.ended
-	wantNone(t, pids) // before another action would end it, too
+	wantNone(t, mark) // before another action would end it, too
 	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 }
 
@@ -129,17 +117,14 @@ func TestJoinDrainsOnSIGTERM(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux")
 	one := b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.scheduler, "")
-	script, pids := marked(t, `trap 'go=1' USR1; while [ "$go" = "" ]; do sleep 0.05; done`)
+	script, mark := marked(`trap 'go=1' USR1; while [ "$go" = "" ]; do sleep 0.05; done`)
 	first := request(t.Context(), b.scheduler.Addr, action(t, store, script, time.Minute))
-	wantSome(t, pids)
+	wantSome(t, mark)
 	second := request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute))
 	b.wantTasks(t, 1, 1)
 	must.Succeed(t, one.cmd.Process.Signal(syscall.SIGTERM))
 	one.wantPrinted(t, "draining", 1)
-	must.Hold(t, "the first action ends", func() bool {
-		_, mark, _ := strings.Cut(script, "\n: ")
-		return sandboxtest.Signal(t, mark, syscall.SIGUSR1) > 0
-	})
+	must.Hold(t, "the first action ends", func() bool { return sandboxtest.Signal(t, mark, syscall.SIGUSR1) > 0 })
 	<-one.ended
 	one.stop(t)
 	expect.Text(t, first.want(t).GetExecutionMetadata().GetWorker(), "one", "the first action ran on")
@@ -171,9 +156,9 @@ func TestKilledJoinLeavesNoProcess(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux", "-worker-timeout", "1s", "-busy", "500ms", "-update", "500ms")
 	one := b.join(t, "one", "--property", "os=linux")
 	d := func(script string) *repb.Digest { return action(t, dial(t, b.scheduler, ""), script, time.Hour) }
-	script, pids := marked(t, "sleep 600")
+	script, mark := marked("sleep 600")
 	lost := request(t.Context(), b.scheduler.Addr, d(script))
-	wantSome(t, pids)
+	wantSome(t, mark)
 	one.kill()
 	<-lost.ended
 	err := lost.err
@@ -182,7 +167,7 @@ func TestKilledJoinLeavesNoProcess(t *testing.T) {
 	}
 	expect.That(t, status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), `"one"`),
 		"execution: %v, want UNAVAILABLE with the worker's name", err)
-	wantNone(t, pids)
+	wantNone(t, mark)
 	b.join(t, "two", "--property", "os=linux")
 	request(t.Context(), b.scheduler.Addr, d("true")).want(t)
 }
@@ -192,17 +177,17 @@ func TestJoinSurvivesSchedulerCrash(t *testing.T) {
 	b := farm(t, "-busy", "500ms")
 	one := b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.store, "")
-	script, pids := marked(t, "sleep 600")
+	script, mark := marked("sleep 600")
 	d := action(t, store, script, time.Hour)
 	// Retry while there is no scheduler, but not with the next one.
 	ctx, cancel := context.WithCancel(t.Context())
 	a := request(ctx, b.scheduler.Addr, d)
-	wantSome(t, pids)
+	wantSome(t, mark)
 	b.scheduler.Kill()
 	cancel()
 	<-a.ended
 	b.schedule(t, b.scheduler.Addr)
-	wantNone(t, pids)
+	wantNone(t, mark)
 	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 	one.stop(t) // before the scheduler ends, for which it would wait a minute
 }

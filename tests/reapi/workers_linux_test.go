@@ -103,13 +103,6 @@ func (c *client) compile(tool, source string, byKey bool) job {
 }
 
 // idle returns the number of processes of a tool on this machine that wait for requests.
-func idle(t *testing.T, tool string) (n int) {
-	t.Helper()
-	for _, file := range must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t) {
-		text, _ := os.ReadFile(file) // it may be gone
-		if strings.Contains(string(text), tool+"\x00--persistent_worker") {
-			n++
-		}
-	}
-	return n
+func idle(t *testing.T, tool string) int {
+	return len(sandboxtest.Running(t, tool+"\x00--persistent_worker"))
 }
