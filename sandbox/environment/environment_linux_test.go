@@ -133,10 +133,7 @@ func (h host) start(t *testing.T, change func(*sandbox.Spec)) *environment.Envir
 func (h host) startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.Environment, *os.Root) {
 	t.Helper()
 	b, features := h.probe(t)
-	ws, err := b.Workspace(t.Context(), 16<<20, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ws := must.Get(b.Workspace(t.Context(), 16<<20, 1000))(t)
 	t.Cleanup(func() { ws.Close() })
 	spec := newSpec(t)
 	spec.Workspace = ws.Name()
@@ -160,9 +157,7 @@ func (h host) startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.En
 	e, err := environment.Start(t.Context(), features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
 		return b.Run(ctx, spec, std)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { e.Close(context.Background()) }) // killing the run would end the kept machine
 	return e, ws.Root()
 }
@@ -170,21 +165,13 @@ func (h host) startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.En
 // newSpec returns the Spec of an environment of this program.
 func newSpec(t *testing.T) *sandbox.Spec {
 	t.Helper()
-	tools, err := sandbox.HostToolchain()
-	if err != nil {
-		t.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tools := must.Get(sandbox.HostToolchain())(t)
+	self := must.Get(os.Executable())(t)
 	spec, err := sandbox.ForTest(sandbox.Profile{
 		Args: environment.Args("/agent"), Tools: tools, Outputs: []string{"/scratch"},
 		Inputs: []sandbox.Input{{Target: "/agent/" + environment.Program, Source: self, Content: "agent"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return spec
 }
 
@@ -224,10 +211,7 @@ func commandsShareTheEnvironment(t *testing.T, h host) {
 			t.Errorf("%s: got %d %q, want %d %q", c.script, code, out, c.code, c.out)
 		}
 	}
-	result, err := e.Close(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := must.Get(e.Close(t.Context()))(t)
 	if _, features := h.probe(t); !slices.Contains(features.Audits, sandbox.AuditViolations) {
 		return
 	}
@@ -245,9 +229,7 @@ func commandsShareTheEnvironment(t *testing.T, h host) {
 func commandOfItsOwn(t *testing.T, h host) {
 	e := h.start(t, nil)
 	stdin, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer stdin.Close()
 	go func() {
 		_, _ = io.WriteString(w, "typed\n")
@@ -267,9 +249,7 @@ func commandOfItsOwn(t *testing.T, h host) {
 func streamsOfAnySize(t *testing.T, h host) {
 	e := h.start(t, nil)
 	stdin, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer stdin.Close()
 	defer w.Close()
 	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
@@ -405,9 +385,7 @@ func closeEndsCommands(t *testing.T, h host) {
 		_, err := e.Exec(t.Context(), command("echo ready; sleep 1000"), sandbox.Stdio{Stdout: w}, nil)
 		ended <- err
 	}()
-	if _, err := r.Read(make([]byte, 6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.Read(make([]byte, 6)))(t)
 	go io.Copy(io.Discard, r)
 	if _, err := e.Close(t.Context()); err != nil {
 		t.Error(err)
@@ -432,9 +410,7 @@ func closeDeliversTheRestOfTheOutput(t *testing.T, h host) {
 		w.CloseWithError(err)
 		code <- n
 	}()
-	if _, err := io.ReadFull(r, make([]byte, len("ready\n"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.ReadFull(r, make([]byte, len("ready\n"))))(t)
 	closed := make(chan error, 1)
 	go func() {
 		_, err := e.Close(t.Context())
@@ -496,9 +472,7 @@ func unreadOutputDoesNotDelayTheEnd(t *testing.T, h host) {
 func commandsMayShareStdin(t *testing.T, h host) {
 	e := h.start(t, nil)
 	stdin, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer stdin.Close()
 	defer w.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -512,9 +486,7 @@ func commandsMayShareStdin(t *testing.T, h host) {
 		}()
 	}
 	for range 500 {
-		if _, err := w.WriteString("x"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.WriteString("x"))(t)
 	}
 	shell(t, e, "echo > /scratch/end")
 	for range n {
@@ -528,9 +500,7 @@ func commandsMayShareStdin(t *testing.T, h host) {
 func stdinStaysAsItIs(t *testing.T, h host) {
 	e := h.start(t, nil)
 	stdin, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer stdin.Close()
 	defer w.Close()
 	var out bytes.Buffer
@@ -542,10 +512,7 @@ func stdinStaysAsItIs(t *testing.T, h host) {
 	if err != nil || code != 0 || out.String() != "0\n" {
 		t.Errorf("got %d %v, O_NONBLOCK %q; want 0", code, err, out.String())
 	}
-	conn, err := stdin.SyscallConn() // Fd would change it
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(stdin.SyscallConn())(t) // Fd would change it
 	flags := 0
 	if controlled := conn.Control(func(fd uintptr) { flags, err = unix.FcntlInt(fd, unix.F_GETFL, 0) }); controlled != nil || err != nil {
 		t.Fatal(controlled, err)
@@ -633,9 +600,7 @@ func stoppedAgentDoesNotDelayTheEnd(t *testing.T, h host) {
 func closeEndsBackgroundProcesses(t *testing.T, h host) {
 	e, root := h.startIn(t, nil)
 	stdin, held, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer held.Close()
 	defer stdin.Close()
 	script := `mkfifo /scratch/ready

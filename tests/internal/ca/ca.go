@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 )
@@ -38,36 +39,24 @@ func New(t testing.TB, dir string) *Authority {
 	t.Helper()
 	a := &Authority{t: t, dir: dir}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
-	a.check(err)
+	must.Succeed(t, err)
 	a.key = key
 	template := &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	der := a.issue("authority", template, template, key)
-	a.cert, err = x509.ParseCertificate(der)
-	a.check(err)
+	a.cert = must.Get(x509.ParseCertificate(der))(t)
 	a.Write("ca.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	public, err := x509.MarshalPKIXPublicKey(key.Public())
-	a.check(err)
+	public := must.Get(x509.MarshalPKIXPublicKey(key.Public()))(t)
 	a.Write("keys.pem", pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}))
 	return a
 }
 
-func (a *Authority) check(err error) {
-	a.t.Helper()
-	if err != nil {
-		a.t.Fatal(err)
-	}
-}
-
 func (a *Authority) issue(name string, template, parent *x509.Certificate, key ed25519.PrivateKey) []byte {
 	a.t.Helper()
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	a.check(err)
+	serial := must.Get(rand.Int(rand.Reader, big.NewInt(1<<62)))(a.t)
 	template.SerialNumber, template.Subject = serial, pkix.Name{CommonName: name}
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	template.IPAddresses = append(template.IPAddresses, net.IPv4(127, 0, 0, 1))
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), a.key)
-	a.check(err)
-	return der
+	return must.Get(x509.CreateCertificate(rand.Reader, template, parent, key.Public(), a.key))(a.t)
 }
 
 // File returns the path of a file in the directory.
@@ -76,7 +65,7 @@ func (a *Authority) File(name string) string { return filepath.Join(a.dir, name)
 // Write writes a file into the directory and returns its path.
 func (a *Authority) Write(name string, text []byte) string {
 	a.t.Helper()
-	a.check(os.WriteFile(a.File(name), text, 0o600))
+	must.Succeed(a.t, os.WriteFile(a.File(name), text, 0o600))
 	return a.File(name)
 }
 
@@ -84,10 +73,9 @@ func (a *Authority) Write(name string, text []byte) string {
 func (a *Authority) Sign(name string, at ...net.IP) {
 	a.t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
-	a.check(err)
+	must.Succeed(a.t, err)
 	der := a.issue(name, &x509.Certificate{IPAddresses: at}, a.cert, key)
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	a.check(err)
+	secret := must.Get(x509.MarshalPKCS8PrivateKey(key))(a.t)
 	a.Write(name+".pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	a.Write(name+".key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
@@ -96,8 +84,7 @@ func (a *Authority) Sign(name string, at ...net.IP) {
 func (a *Authority) Token(claims map[string]any) string {
 	a.t.Helper()
 	encode := base64.RawURLEncoding.EncodeToString
-	body, err := json.Marshal(claims)
-	a.check(err)
+	body := must.Get(json.Marshal(claims))(a.t)
 	signed := encode([]byte(`{"alg":"EdDSA","typ":"JWT"}`)) + "." + encode(body)
 	return signed + "." + encode(ed25519.Sign(a.key, []byte(signed)))
 }
@@ -109,16 +96,14 @@ func (a *Authority) Dial(address, name, token string) *grpc.ClientConn {
 	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
 	config.RootCAs.AddCert(a.cert)
 	if name != "" {
-		pair, err := tls.LoadX509KeyPair(a.File(name+".pem"), a.File(name+".key"))
-		a.check(err)
+		pair := must.Get(tls.LoadX509KeyPair(a.File(name+".pem"), a.File(name+".key")))(a.t)
 		config.Certificates = []tls.Certificate{pair}
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(config))}
 	if token != "" {
 		options = append(options, grpc.WithPerRPCCredentials(Bearer(token)))
 	}
-	conn, err := grpc.NewClient("passthrough:///"+address, options...)
-	a.check(err)
+	conn := must.Get(grpc.NewClient("passthrough:///"+address, options...))(a.t)
 	a.t.Cleanup(func() { conn.Close() })
 	return conn
 }

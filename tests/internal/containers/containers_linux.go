@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -65,9 +66,7 @@ func PrivateRegistry(t testing.TB) string {
 	t.Helper()
 	users := filepath.Join(t.TempDir(), "htpasswd")
 	line := Builder.Username + ":$2a$04$pzKcxOSBLG9.4UTGT4y2wuj2Ly4/bcgr/Xh1O08VGWjaUr5VN8N2y\n" // bcrypt of the password
-	if err := os.WriteFile(users, []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(users, []byte(line), 0o600))
 	return registryProcess(t, fmt.Sprintf("auth: {htpasswd: {realm: registry, path: %q}}\n", users))
 }
 
@@ -75,18 +74,13 @@ func PrivateRegistry(t testing.TB) string {
 func registryProcess(t testing.TB, more string) string {
 	t.Helper()
 	sandboxtest.Tool(t, "docker-registry")
-	l, err := net.Listen("tcp", "127.0.0.1:0") // clients use HTTP for this address only
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t) // clients use HTTP for this address only
 	address := l.Addr().String()
 	l.Close()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yml")
 	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s/blobs}}\nhttp: {addr: %q}\n", dir, address) + more
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(config, []byte(text), 0o644))
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, "docker-registry", "serve", config)
 	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
@@ -118,17 +112,9 @@ func registryProcess(t testing.TB, more string) string {
 // Push pushes an image to a registry under a name with a tag, and returns its reference with a digest.
 func Push(t testing.TB, ref string, im v1.Image, options ...remote.Option) string {
 	t.Helper()
-	to, err := name.ParseReference(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(to, im, options...); err != nil {
-		t.Fatal(err)
-	}
-	digest, err := im.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := must.Get(name.ParseReference(ref))(t)
+	must.Succeed(t, remote.Write(to, im, options...))
+	digest := must.Get(im.Digest())(t)
 	return to.Context().Digest(digest.String()).String()
 }
 
@@ -138,48 +124,25 @@ func Image(t testing.TB, mark string, programs ...string) v1.Image {
 	t.Helper()
 	layer := bytes.NewBuffer(files(t, mark, programs))
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	im, err := mutate.AppendLayers(empty.Image, l)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := im.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
-	config = config.DeepCopy()
+	must.Succeed(t, err)
+	im := must.Get(mutate.AppendLayers(empty.Image, l))(t)
+	config := must.Get(im.ConfigFile())(t).DeepCopy()
 	config.OS, config.Architecture, config.Config.Env = "linux", runtime.GOARCH, []string{"PATH=/bin", "MARK=" + mark}
-	if im, err = mutate.ConfigFile(im, config); err != nil {
-		t.Fatal(err)
-	}
-	return im
+	return must.Get(mutate.ConfigFile(im, config))(t)
 }
 
 // files returns the files of an image as a tar archive.
 func files(t testing.TB, mark string, programs []string) []byte {
 	t.Helper()
 	at := t.TempDir()
-	root, err := os.OpenRoot(at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(os.OpenRoot(at))(t)
 	defer root.Close()
 	sandboxtest.CopyPrograms(t, root, programs...)
-	if err := root.MkdirAll("etc", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := root.WriteFile("etc/marker", []byte(mark+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, root.MkdirAll("etc", 0o755))
+	must.Succeed(t, root.WriteFile("etc/marker", []byte(mark+"\n"), 0o644))
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	if err := w.AddFS(os.DirFS(at)); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.AddFS(os.DirFS(at)))
+	must.Succeed(t, w.Close())
 	return archive.Bytes()
 }
