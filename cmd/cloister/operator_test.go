@@ -58,9 +58,7 @@ func TestDrain(t *testing.T) {
 	}
 	submit := func(text string) {
 		t.Helper()
-		if _, err := work.Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum([]byte(text)), Target: "//a:" + text}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(work.Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum([]byte(text)), Target: "//a:" + text}}))(t)
 	}
 	submit("first")
 	run := must.Get(slots["anvil"].Take(t.Context()))(t)

@@ -106,9 +106,7 @@ func TestHiddenPathsAreResolved(t *testing.T) {
 		s := script(t, "cat /proc/self/mountinfo")
 		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in", Content: "x", Source: filepath.Join(dir, "the-store")})
 		var mounts strings.Builder
-		if _, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &mounts}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(b.Run(t.Context(), s, sandbox.Stdio{Stdout: &mounts}))(t)
 		expect.That(t, strings.Contains(mounts.String(), " /in ") && !strings.Contains(mounts.String(), "the-store"),
 			"%s: got mounts\n%s, want /in without the-store", hidden, &mounts)
 	}

@@ -66,9 +66,7 @@ func mountImage(t *testing.T, b *namespace.Backend, text string) sandbox.Mount {
 	f, err := os.Create(filepath.Join(t.TempDir(), "secret-name.erofs"))
 	must.Succeed(t, err)
 	defer f.Close()
-	if _, err := f.Write(erofs(text)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.Write(erofs(text)))(t)
 	m, err := b.Mount(t.Context(), f, nil)
 	if err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
@@ -173,9 +171,7 @@ func TestImagesAttached(t *testing.T) {
 	defer b.Close()
 	f := must.Get(os.Create(filepath.Join(t.TempDir(), "image")))(t)
 	defer f.Close()
-	if _, err := f.Write(erofs("")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.Write(erofs("")))(t)
 	expect.Error(t, expect.Err(b.Mount(t.Context(), f, nil)), sandbox.ErrUnsupported)
 }
 

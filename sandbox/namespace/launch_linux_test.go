@@ -371,9 +371,7 @@ func TestSlotStaysSmall(t *testing.T) {
 			if i%3 == 0 {
 				s.Args = append(s.Args, slices.Repeat([]string{strings.Repeat("x", 100<<10)}, 12)...)
 			}
-			if _, err := b.Run(t.Context(), s, sandbox.Stdio{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(b.Run(t.Context(), s, sandbox.Stdio{}))(t)
 		}
 	}
 	runs(20)

@@ -28,9 +28,7 @@ import (
 func oneSlot(t *testing.T, first *sandbox.Spec) (b *namespace.Backend, slot, one int) {
 	t.Helper()
 	b, _ = backend(t, namespace.Config{})
-	if _, err := b.Run(t.Context(), first, sandbox.Stdio{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.Run(t.Context(), first, sandbox.Stdio{}))(t)
 	must.Be(t, eventually(func() bool { slot, one = waiting(t, b); return one > 0 }), "no pid 1 waits for a run")
 	return b, slot, one
 }

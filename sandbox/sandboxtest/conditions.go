@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A surrounding is a condition that a shell can observe.
@@ -78,10 +79,7 @@ func ticks(text string) int {
 
 // conditions: each supported condition takes effect in a run and in no other of the same slot.
 func conditions(t *testing.T, b sandbox.Backend) {
-	f, err := b.Probe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(b.Probe(t.Context()))(t)
 	say := func(t *testing.T, script string, given sandbox.Conditions) string {
 		t.Helper()
 		r := run(t, b, Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = given }})
@@ -133,10 +131,7 @@ func conditions(t *testing.T, b sandbox.Backend) {
 
 // conditionsTogether: all conditions at once, alternating with default runs.
 func conditionsTogether(t *testing.T, b sandbox.Backend) {
-	f, err := b.Probe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(b.Probe(t.Context()))(t)
 	if len(f.Conditions) == 0 {
 		Unavailable(t, "namespaces", "this host cannot change any condition")
 	}

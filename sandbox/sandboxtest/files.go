@@ -10,13 +10,12 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func undeclared(t *testing.T, b sandbox.Backend) {
 	secret := filepath.Join(public(t), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(secret, []byte("secret"), 0o644))
 	for _, p := range []string{
 		secret, filepath.Dir(secret), "/home", "/var", "/sys", "/run", "/etc/shadow",
 		"/etc/hostname", "/proc/1/root", "/proc/sys", "/proc/meminfo", "/.host", "/.workspace", "/dev/kmsg",
@@ -34,23 +33,15 @@ func undeclared(t *testing.T, b sandbox.Backend) {
 func inputs(t *testing.T, b sandbox.Backend) {
 	dir := public(t)
 	file := filepath.Join(dir, "host-file")
-	if err := os.WriteFile(file, []byte("original"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte("original"), 0o666))
 	// Everybody may write to it: only the mount protects it.
-	if err := os.Chmod(file, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chmod(file, 0o666))
 	r := run(t, b, Run{
 		Script: attack("/in/file") + attack("/in/dir/sub") + attack("/in/host"),
 		Setup: func(t testing.TB, ws *os.Root) {
 			write(t, ws, "in-file", "original", 0o666)
-			if err := ws.Mkdir("in-dir", 0o777); err != nil {
-				t.Fatal(err)
-			}
-			if err := ws.Chmod("in-dir", 0o777); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, ws.Mkdir("in-dir", 0o777))
+			must.Succeed(t, ws.Chmod("in-dir", 0o777))
 			write(t, ws, "in-dir/sub", "original", 0o666)
 		},
 		Spec: func(s *sandbox.Spec) {
@@ -100,9 +91,7 @@ func inputInOutput(t *testing.T, b sandbox.Backend) {
 			write(t, ws, "in-file", "original", 0o444)
 			write(t, ws, "out/file", "", 0o444)
 			for _, d := range []string{"in-dir", "out/dir"} {
-				if err := ws.Mkdir(d, 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, ws.Mkdir(d, 0o755))
 			}
 			write(t, ws, "in-dir/sub", "original", 0o444)
 		},
@@ -139,9 +128,7 @@ func outputs(t *testing.T, b sandbox.Backend) {
 	run(t, b, Run{
 		Script: "mkdir -p a/b && echo result > a/b/c && ln -s nowhere a/link && chmod 000 a/b/c",
 		Check: func(t testing.TB, out *os.Root, _ string) {
-			if err := out.Chmod("a/b/c", 0o400); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, out.Chmod("a/b/c", 0o400))
 			if got, err := out.ReadFile("a/b/c"); err != nil || string(got) != "result\n" {
 				t.Errorf("a/b/c: got %q, %v", got, err)
 			}
@@ -168,9 +155,7 @@ func linkedTarget(t *testing.T, b sandbox.Backend) {
 		Script: "true",
 		Setup: func(t testing.TB, ws *os.Root) {
 			write(t, ws, "in-file", "x", 0o444)
-			if err := ws.Symlink("/usr", "out/link"); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, ws.Symlink("/usr", "out/link"))
 		},
 		Spec: func(s *sandbox.Spec) {
 			s.Inputs = append(s.Inputs, sandbox.Input{Target: "/build/link/sub/file", Content: "x", Source: "in-file"})
@@ -184,20 +169,12 @@ func linkedTarget(t *testing.T, b sandbox.Backend) {
 // public returns a temporary directory that an unprivileged user could reach if it were visible.
 func public(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 }
 
 // write writes a file with exactly this mode.
 func write(t testing.TB, root *os.Root, name, text string, mode os.FileMode) {
 	t.Helper()
-	if err := root.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := root.Chmod(name, mode); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, root.WriteFile(name, []byte(text), 0o600))
+	must.Succeed(t, root.Chmod(name, mode))
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func exitCodes(t *testing.T, b sandbox.Backend) {
@@ -152,9 +153,7 @@ func invalid(t *testing.T, b sandbox.Backend) {
 		return func(s *sandbox.Spec) { s.Inputs = append(s.Inputs, sandbox.Input{Target: "/x", Source: source}) }
 	}
 	link := filepath.Join(public(t), "link")
-	if err := os.Symlink("/usr", link); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink("/usr", link))
 	for name, c := range map[string]struct {
 		change func(*sandbox.Spec)
 		want   error

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // kill: a violation of a kind of Spec.Kill ends every process of the run, and its call never returns. Others do not.
@@ -21,9 +22,7 @@ func kill(t *testing.T, b sandbox.Backend) {
 		lacks(t, f, "namespaces", "it cannot kill a run at its first violation")
 	}
 	secret := filepath.Join(public(t), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(secret, []byte("secret"), 0o644))
 	const dial = "exec 3<>/dev/tcp/192.0.2.1/443"
 	for _, c := range []struct {
 		name, attempt string

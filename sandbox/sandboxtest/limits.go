@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 const (
@@ -25,10 +26,7 @@ func features(t *testing.T, b sandbox.Backend) *sandbox.Features {
 	if f, ok := probed.Load(b); ok {
 		return f.(*sandbox.Features)
 	}
-	f, err := b.Probe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(b.Probe(t.Context()))(t)
 	probed.Store(b, &f)
 	return &f
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // lowerTree are the inputs below the output of overInputs: files by path. A path that ends in a slash is a directory.
@@ -23,12 +24,8 @@ func overInputs(script string) Run {
 	r := bash(`try() { if (eval "$*") 2>/tmp/err; then echo "yes $*"; else echo "no $*"; fi; }` + "\n" + script)
 	r.Setup = func(t testing.TB, ws *os.Root) {
 		dir := func(p string) {
-			if err := ws.Mkdir(p, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := ws.Chmod(p, 0o777|fs.ModeSticky); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, ws.Mkdir(p, 0o700))
+			must.Succeed(t, ws.Chmod(p, 0o777|fs.ModeSticky))
 		}
 		dir("in")
 		for _, p := range lowerTree {
@@ -38,9 +35,7 @@ func overInputs(script string) Run {
 				dir("in/" + strings.TrimSuffix(p, "/"))
 				dir("out/" + strings.TrimSuffix(p, "/"))
 			case strings.HasSuffix(p, "link"):
-				if err := ws.Symlink("file", "in/"+p); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, ws.Symlink("file", "in/"+p))
 			case p == "exec":
 				write(t, ws, "in/"+p, "#!/bin/sh\necho exec\n", 0o755)
 			default:

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // endpoints: allowed endpoints are reached and recorded, even if nothing listens there, and no others are.
@@ -72,10 +73,7 @@ func endpoints(t *testing.T, b sandbox.Backend) {
 // greeter serves "hello" and the line it received, once for each connection, on an address of this host.
 func greeter(t *testing.T) sandbox.Endpoint {
 	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	addresses := must.Get(net.InterfaceAddrs())(t)
 	for _, a := range addresses {
 		p, err := netip.ParsePrefix(a.String())
 		if err != nil || !p.Addr().Is4() || p.Addr().IsLoopback() {
@@ -107,10 +105,7 @@ func greeter(t *testing.T) sandbox.Endpoint {
 // closedPort returns an endpoint of an address of this host at which nobody listens.
 func closedPort(t *testing.T, host string) sandbox.Endpoint {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", net.JoinHostPort(host, "0")))(t)
 	defer l.Close()
 	return sandbox.Endpoint{Host: host, Port: netip.MustParseAddrPort(l.Addr().String()).Port()}
 }
@@ -146,20 +141,12 @@ func listen(t *testing.T, b sandbox.Backend) {
 }
 
 func hostNetwork(t *testing.T, b sandbox.Backend) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	abstract := fmt.Sprintf("@cloister-test-%d-%d", os.Getpid(), time.Now().UnixNano())
-	u, err := net.Listen("unix", abstract)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := must.Get(net.Listen("unix", abstract))(t)
 	defer u.Close()
 	r := run(t, b, bash("exec 3<>/dev/tcp/127.0.0.1/"+port))
 	if r.Result.ExitCode == 0 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func processes(t *testing.T, b sandbox.Backend) {
@@ -90,10 +91,7 @@ func stop(t *testing.T, b sandbox.Backend) {
 			r := Run{Script: c.script, Spec: func(s *sandbox.Spec) { s.Grace = c.grace }}
 			// The script prints when its trap is set.
 			stdout := &signalled{want: "ready\n", then: cancel}
-			res, err := r.with(ctx, t, b, stdout)
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := must.Get(r.with(ctx, t, b, stdout))(t)
 			if !res.Stopped {
 				t.Error("the result is not Stopped")
 			}

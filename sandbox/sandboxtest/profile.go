@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // missingOutput: a missing output directory is created, writable for the run.
@@ -43,9 +44,7 @@ func unwritableOutput(t *testing.T, b sandbox.Backend) {
 		Script: "echo x > /shut/file; mkdir /shut/dir; echo x > /shut/open/file; echo x >> /shut/there; true",
 		Setup: func(t testing.TB, ws *os.Root) {
 			err := errors.Join(ws.Mkdir("shut", 0o755), ws.Chmod("shut", 0o755), ws.Mkdir("shut/open", 0o777), ws.Chmod("shut/open", 0o777))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			write(t, ws, "shut/there", "x", 0o666)
 		},
 		Spec: func(s *sandbox.Spec) {
@@ -105,33 +104,21 @@ func missingToolchain(t *testing.T, b sandbox.Backend) {
 // profileRuns: a command runs with only the tools and inputs that its profile lists.
 func profileRuns(t *testing.T, b sandbox.Backend) {
 	in := public(t)
-	if err := os.WriteFile(in+"/text", []byte("text"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(in, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	tools, err := sandbox.HostToolchain()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(in+"/text", []byte("text"), 0o644))
+	must.Succeed(t, os.Chmod(in, 0o755))
+	tools := must.Get(sandbox.HostToolchain())(t)
 	for name, profile := range map[string]func(sandbox.Profile) (*sandbox.Spec, error){"build": sandbox.ForBuild, "test": sandbox.ForTest} {
 		spec, err := profile(sandbox.Profile{
 			Args: []string{"sh", "-c", "tr a-z A-Z < /in/text > out"}, Tools: tools,
 			Inputs: []sandbox.Input{{Target: "/in", Source: in}}, Outputs: []string{"/out/here"},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, l := range sandbox.AllLimits {
 			if !slices.Contains(features(t, b).Limits, l) {
 				spec.Limits.Set(l, sandbox.Unlimited)
 			}
 		}
-		w, err := b.Workspace(t.Context(), spec.Limits.OutputBytes, spec.Limits.OutputFiles)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(b.Workspace(t.Context(), spec.Limits.OutputBytes, spec.Limits.OutputFiles))(t)
 		defer w.Close()
 		spec.Workspace = w.Name()
 		var stderr strings.Builder
@@ -156,13 +143,9 @@ func closedBackend(t *testing.T, b sandbox.Backend) {
 		}, sandbox.Stdio{Stdout: stdout})
 		ended <- err
 	}()
-	if _, err := started.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(started.Read(make([]byte, 1)))(t)
 	go io.Copy(io.Discard, started)
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.Close())
 	if err := <-ended; !errors.Is(err, sandbox.ErrClosed) {
 		t.Errorf("run during Close: got error %v, want ErrClosed", err)
 	}

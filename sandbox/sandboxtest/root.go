@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // rootPrograms are the programs in a root of CopyPrograms that the cases use.
@@ -36,13 +37,8 @@ func CopyPrograms(t testing.TB, root *os.Root, programs ...string) {
 		if _, err := root.Lstat(to); err == nil {
 			return
 		}
-		text, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := root.MkdirAll(path.Dir(to), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(from))(t)
+		must.Succeed(t, root.MkdirAll(path.Dir(to), 0o755))
 		write(t, root, to, string(text), 0o755)
 	}
 	for _, name := range programs {
@@ -69,10 +65,7 @@ func CopyPrograms(t testing.TB, root *os.Root, programs ...string) {
 // newRoot returns a root file system in a workspace of its own: programs, what every run mounts, and a file.
 func newRoot(t testing.TB, b sandbox.Backend) (*sandbox.Root, sandbox.Workspace) {
 	t.Helper()
-	w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited))(t)
 	t.Cleanup(func() { w.Close() })
 	fillRoot(t, w.Root(), "root")
 	return &sandbox.Root{Content: "a root", Image: w.Name(), Source: "root"}, w
@@ -82,14 +75,9 @@ func newRoot(t testing.TB, b sandbox.Backend) (*sandbox.Root, sandbox.Workspace)
 func fillRoot(t testing.TB, ws *os.Root, dir string) {
 	t.Helper()
 	for _, d := range []string{"", "dev", "proc", "tmp", "build", "etc", "data"} {
-		if err := ws.MkdirAll(path.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, ws.MkdirAll(path.Join(dir, d), 0o755))
 	}
-	root, err := ws.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(ws.OpenRoot(dir))(t)
 	defer root.Close()
 	CopyPrograms(t, root, rootPrograms...)
 	write(t, root, "data/file", "file of the root\n", 0o644)
@@ -186,9 +174,7 @@ func ownRoot(t *testing.T, b sandbox.Backend) {
 				t.Errorf("got %q, want %q\n%s", r.Stdout, c.want, r.Stderr)
 			}
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.Close())
 		again := inRoot(other, "cat /data/file")
 		if err := again.Try(t.Context(), t, b); err == nil {
 			t.Errorf("a run in a closed root file system: got %q, want an error", again.Stdout)
@@ -277,9 +263,7 @@ func outputRoot(t *testing.T, b sandbox.Backend) {
 				}
 				return ws.Chmod(p, 0o777|fs.ModeSticky)
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 		},
 		Spec: func(s *sandbox.Spec) {
 			s.Dir, s.Inputs, s.Env = "/data", nil, []string{"PATH=/bin"}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestBackend runs the contract against backends that new creates and the test closes. The host must have a POSIX shell
@@ -280,10 +281,7 @@ func shell(t *testing.T, b sandbox.Backend, script string) string {
 }
 
 func probe(t *testing.T, b sandbox.Backend) {
-	f, err := b.Probe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(b.Probe(t.Context()))(t)
 	want := "full"
 	defaults := sandbox.DefaultLimits()
 	if slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return !c.OK }) ||

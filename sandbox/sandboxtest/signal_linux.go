@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // Signal sends sig to the processes of this host whose command line contains mark and that handle it, and returns their
@@ -18,10 +20,7 @@ func Signal(t testing.TB, mark string, sig syscall.Signal) int {
 	t.Helper()
 	sent := 0
 	for _, p := range Running(t, mark) {
-		pid, err := strconv.Atoi(strings.Split(p, "/")[2])
-		if err != nil {
-			t.Fatal(err)
-		}
+		pid := must.Get(strconv.Atoi(strings.Split(p, "/")[2]))(t)
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			continue // it has ended
@@ -35,9 +34,7 @@ func Signal(t testing.TB, mark string, sig syscall.Signal) int {
 		if mask&(1<<(sig-1)) == 0 {
 			continue
 		}
-		if err := syscall.Kill(pid, sig); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, syscall.Kill(pid, sig))
 		sent++
 	}
 	return sent

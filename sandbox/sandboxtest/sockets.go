@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // connectScript connects to the socket at each of its arguments and prints the line that it reads, or the error.
@@ -47,12 +48,8 @@ func sockets(t *testing.T, b sandbox.Backend) {
 		for _, name := range []string{"s", "other"} {
 			answer(t, ws, name)
 		}
-		if err := ws.Mkdir("out/dir", 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := ws.Chmod("out/dir", 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, ws.Mkdir("out/dir", 0o777))
+		must.Succeed(t, ws.Chmod("out/dir", 0o777))
 	}
 	args := r.Spec
 	r.Spec = func(s *sandbox.Spec) {
@@ -76,20 +73,12 @@ func sockets(t *testing.T, b sandbox.Backend) {
 // answer makes a socket in a workspace that answers a line with its name until the test ends.
 func answer(t testing.TB, ws *os.Root, name string) {
 	t.Helper()
-	dir, err := ws.Open(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(ws.Open("."))(t)
 	defer dir.Close()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)}))(t)
 	l.SetUnlinkOnClose(false)
 	t.Cleanup(func() { l.Close() })
-	if err := ws.Chmod(name, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ws.Chmod(name, 0o666))
 	go func() {
 		for {
 			c, err := l.Accept()

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A soleWriter collects written data and detects concurrent calls.
@@ -37,9 +38,7 @@ func equalWriters(t *testing.T, b sandbox.Backend) {
 		Inputs: host(t), Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}}, Limits: Limits(),
 	}
 	var both soleWriter
-	if _, err := perform(t.Context(), b, spec, sandbox.Stdio{Stdout: &both, Stderr: &both}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(perform(t.Context(), b, spec, sandbox.Stdio{Stdout: &both, Stderr: &both}))(t)
 	if both.concurrent.Load() {
 		t.Error("got concurrent calls of Write, want one at a time")
 	}
@@ -64,9 +63,7 @@ func stdin(t *testing.T, b sandbox.Backend) {
 			var std sandbox.Stdio
 			if c.input != "" {
 				r, w, err := os.Pipe()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				written := make(chan struct{})
 				go func() {
 					defer close(written)
@@ -82,9 +79,7 @@ func stdin(t *testing.T, b sandbox.Backend) {
 				Args: []string{"/bin/sh", "-c", c.script}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"},
 				Inputs: host(t), Temp: []sandbox.Temp{{Target: "/tmp", Bytes: mebibyte}}, Limits: Limits(),
 			}, std)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if res.ExitCode != 0 || out.String() != c.want {
 				t.Errorf("got exit code %d, stdout %q; want 0, %q", res.ExitCode, out.String(), c.want)
 			}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -58,10 +59,7 @@ func terminal(t *testing.T, b sandbox.Backend) {
 					}
 				}
 			}()
-			w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := must.Get(b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited))(t)
 			defer w.Close()
 			res, err := perform(t.Context(), b, &sandbox.Spec{
 				Args: []string{"/bin/bash", "-c", c.script}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"},
@@ -71,9 +69,7 @@ func terminal(t *testing.T, b sandbox.Backend) {
 			if f := features(t, b); f.Kernel != "" && errors.Is(err, sandbox.ErrUnsupported) {
 				lacks(t, f, "namespaces", err.Error())
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			// It ends only if no copy of the run's end is left.
 			text := <-heard
 			if res.ExitCode != c.code || !strings.Contains(text, c.want) {
@@ -95,15 +91,7 @@ func pty(t *testing.T) (ours, theirs *os.File) {
 	}
 	ours = os.NewFile(uintptr(fd), "/dev/ptmx")
 	t.Cleanup(func() { ours.Close() })
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if theirs, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
-		t.Fatal(err)
-	}
-	return ours, theirs
+	must.Succeed(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+	n := must.Get(unix.IoctlGetInt(fd, unix.TIOCGPTN))(t)
+	return ours, must.Get(os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 }

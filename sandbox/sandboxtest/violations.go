@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // violationScript tries what a run must not do.
@@ -113,15 +114,11 @@ func fullTemp(t *testing.T, b sandbox.Backend) {
 // oracle: links in the input tree do not reach the host while the program is looked up.
 func oracle(t *testing.T, b sandbox.Backend) {
 	secret := filepath.Join(public(t), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	for _, root := range []string{"/.host", "/.old", "/proc/1/root", "/proc/self/root/.host"} {
 		r := run(t, b, Run{
 			Setup: func(t testing.TB, ws *os.Root) {
-				if err := ws.Symlink(root+secret, "out/x"); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, ws.Symlink(root+secret, "out/x"))
 			},
 			Spec: func(s *sandbox.Spec) { s.Args = []string{"./x"} },
 		})
@@ -145,9 +142,7 @@ func auditOff(t *testing.T, b sandbox.Backend) {
 func auditFull(t *testing.T, b sandbox.Backend) {
 	needAudit(t, b, sandbox.AuditFull)
 	secret := filepath.Join(public(t), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(secret, []byte("secret"), 0o644))
 	r := violating(sandbox.AuditFull)
 	change := r.Spec
 	r.Spec = func(s *sandbox.Spec) {

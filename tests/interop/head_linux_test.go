@@ -266,9 +266,7 @@ func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
 	must.Succeed(t, err)
 	op := must.Get(stream.Recv())(t)
 	pid := g.arrived(t, 1)[0]
-	if _, err := longrunningpb.NewOperationsClient(conn).CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: op.Name}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(longrunningpb.NewOperationsClient(conn).CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: op.Name}))(t)
 	for !op.Done && err == nil {
 		op, err = stream.Recv()
 	}

@@ -156,9 +156,7 @@ func TestTimespecMatchesTheKernel(t *testing.T) {
 		{1, 1_000_000_000, time.Time{}},
 	} {
 		b := binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(nil, uint64(c.sec)), uint64(c.nsec))
-		if _, err := f.WriteAt(b, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.WriteAt(b, 0))(t)
 		if got, ok := memory(f.Fd()).timespec(0); !got.Equal(c.want) || ok == c.want.IsZero() {
 			t.Errorf("%d.%d: got %v, %t", c.sec, c.nsec, got, ok)
 		}

@@ -86,9 +86,7 @@ func start(t testing.TB, root, action string) *process {
 // proceed lets the process perform its action.
 func (p *process) proceed(t testing.TB) {
 	t.Helper()
-	if _, err := unix.Write(p.control, []byte("g")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(unix.Write(p.control, []byte("g")))(t)
 }
 
 // end waits for the process and returns what it printed.

@@ -48,9 +48,7 @@ func TestTerminalOfPipes(t *testing.T) {
 	defer term.Close()
 	cmd := shell(t, term)
 	// The last line has no end, and cat wants one of its own.
-	if _, err := io.WriteString(keys, "tty; test -t 0 && echo $((40+2))\nhead -c 100000 /dev/zero | tr '\\0' x; echo\ncat; exit 7"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(keys, "tty; test -t 0 && echo $((40+2))\nhead -c 100000 /dev/zero | tr '\\0' x; echo\ncat; exit 7"))(t)
 	keys.Close()
 	text := make(chan string)
 	go func() {
