@@ -20,6 +20,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// serverOf returns a server of the files in a directory.
+func serverOf(t *testing.T, dir string) *fileServer {
+	t.Helper()
+	s := newFileServer()
+	s.serveFrom([]int{must.Get(unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0))(t)})
+	t.Cleanup(func() { s.serveFrom(nil) })
+	return s
+}
+
 // ask sends a request to the server and returns its answer.
 func ask(t *testing.T, s *fileServer, op uint32, id uint64, body []byte) ([]byte, syscall.Errno) {
 	t.Helper()
@@ -54,11 +63,7 @@ func TestFilesOutsideTheSourcesAreNotServed(t *testing.T) {
 	must.Succeed(t, errors.Join(os.MkdirAll(at("source/dir"), 0o755), os.WriteFile(at("source/dir/file"), []byte("text"), 0o644),
 		os.WriteFile(at("secret"), []byte("secret"), 0o644), os.Symlink("../secret", at("source/link")), os.Symlink("..", at("source/up")),
 		unix.Mkfifo(at("source/pipe"), 0o644)))
-	source, err := unix.Open(at("source"), unix.O_PATH|unix.O_CLOEXEC, 0)
-	must.Succeed(t, err)
-	s := newFileServer()
-	s.serveFrom([]int{source})
-	t.Cleanup(func() { s.serveFrom(nil) })
+	s := serverOf(t, at("source"))
 
 	root, errno := lookUp(t, s, fuseRoot, "0")
 	must.Be(t, errno == 0 && root != 0, "the source: %v", errno)
@@ -119,10 +124,7 @@ func TestPrivateFilesAreNotServed(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	must.Succeed(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(at("public"), []byte("text"), 0o644), os.WriteFile(at("secret"), []byte("secret"), 0o640),
 		os.Mkdir(at("private"), 0o700), os.WriteFile(at("private/public"), []byte("secret"), 0o644)))
-	source, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
-	must.Succeed(t, err)
-	s := newFileServer()
-	s.serveFrom([]int{source})
+	s := serverOf(t, dir)
 	host, guest := pair(t)
 	served := make(chan error, 1)
 	onThread(func() { served <- s.serveAs(zygote.CommandUser(0), host) })
@@ -131,7 +133,6 @@ func TestPrivateFilesAreNotServed(t *testing.T) {
 		if err := <-served; !errors.Is(err, io.EOF) {
 			t.Errorf("got %v, want EOF", err)
 		}
-		s.serveFrom(nil)
 	})
 	exchange := func(op uint32, id uint64, body []byte) ([]byte, syscall.Errno) {
 		le := binary.LittleEndian
@@ -170,11 +171,7 @@ func TestPrivateFilesAreNotServed(t *testing.T) {
 
 // TestMalformedRequestsAreRefused: requests of any operation with short or absurd bodies are errors.
 func TestMalformedRequestsAreRefused(t *testing.T) {
-	source, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
-	must.Succeed(t, err)
-	s := newFileServer()
-	s.serveFrom([]int{source})
-	t.Cleanup(func() { s.serveFrom(nil) })
+	s := serverOf(t, t.TempDir())
 	unanswered := []uint32{opForget, opBatchForget, opInterrupt}
 	for op := range uint32(60) {
 		id, errno := lookUp(t, s, fuseRoot, "0") // the requests before may have forgotten it
@@ -223,9 +220,7 @@ func TestEarlierSourcesAreNotServed(t *testing.T) {
 	for i, text := range []string{"one", "two", "three"} {
 		dir := t.TempDir()
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), []byte(text), 0o644))
-		source, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
-		must.Succeed(t, err)
-		s.serveFrom([]int{source})
+		s.serveFrom([]int{must.Get(unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0))(t)})
 		for name := range 5 {
 			if _, errno := lookUp(t, s, fuseRoot, strconv.Itoa(name)); (errno == 0) != (name == i) || s.first != i {
 				t.Errorf("source %d, first %d: looking up %d: %v", i, s.first, name, errno)
@@ -247,11 +242,7 @@ func TestEarlierSourcesAreNotServed(t *testing.T) {
 
 // TestGuestsCacheNamesForASecond: files may change between the runs of a machine that is kept.
 func TestGuestsCacheNamesForASecond(t *testing.T) {
-	source, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
-	must.Succeed(t, err)
-	s := newFileServer()
-	s.serveFrom([]int{source})
-	t.Cleanup(func() { s.serveFrom(nil) })
+	s := serverOf(t, t.TempDir())
 	found, errno := ask(t, s, opLookup, fuseRoot, []byte("0\x00"))
 	must.Be(t, errno == 0, "%v", errno)
 	id := binary.LittleEndian.Uint64(found)
@@ -270,11 +261,7 @@ func TestGuestsCacheNamesForASecond(t *testing.T) {
 func TestForgottenFilesTakeNoMemory(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
-	source, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
-	must.Succeed(t, err)
-	s := newFileServer()
-	s.serveFrom([]int{source})
-	t.Cleanup(func() { s.serveFrom(nil) })
+	s := serverOf(t, dir)
 	top, _ := lookUp(t, s, fuseRoot, "0")
 	var file uint64
 	for range 3 {
@@ -297,11 +284,7 @@ func TestForgottenFilesTakeNoMemory(t *testing.T) {
 func TestForgottenDirectoriesKeepTheirFiles(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), []byte("text"), 0o644))
-	source, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
-	must.Succeed(t, err)
-	s := newFileServer()
-	s.serveFrom([]int{source})
-	t.Cleanup(func() { s.serveFrom(nil) })
+	s := serverOf(t, dir)
 	forget := func(id, lookups uint64) { s.handle(opForget, 7, id, binary.LittleEndian.AppendUint64(nil, lookups)) }
 	for range 3 {
 		top, _ := lookUp(t, s, fuseRoot, "0")
