@@ -32,14 +32,14 @@ func TestWorkspacePathsAreExplained(t *testing.T) {
 		"file":   "source file of output /build: invalid sandbox spec: it is not a directory",
 		"closed": "invalid sandbox spec: working directory /build: the run's user may not enter it",
 	} {
-		s := script(t, "true")
+		s := script("true")
 		s.Workspace, s.Dir = w.Name(), "/build"
 		s.Outputs = []sandbox.Output{{Target: "/build", Source: source}}
 		if _, err := b.Run(t.Context(), s, sandbox.Stdio{}); !errors.Is(err, sandbox.ErrSpec) || err.Error() != want {
 			t.Errorf("output %s: got %v, want %s", source, err, want)
 		}
 	}
-	s := script(t, "true")
+	s := script("true")
 	s.Workspace = w.Name()
 	s.Outputs = []sandbox.Output{{Target: "/build", Source: "out"}}
 	s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in", Content: "x", Source: "link"})
@@ -77,7 +77,7 @@ func TestFullWorkspace(t *testing.T) {
 	for _, limit := range []int64{16 << 30, sandbox.Unlimited} {
 		w := must.Get(b.Workspace(t.Context(), size, 100))(t)
 		defer w.Close()
-		s := script(t, "head -c 2000000 /dev/zero > file")
+		s := script("head -c 2000000 /dev/zero > file")
 		s.Workspace, s.Limits.OutputBytes, s.Dir = w.Name(), limit, "/build"
 		s.Outputs = []sandbox.Output{{Target: "/build", Source: "out"}}
 		res := must.Get(b.Run(t.Context(), s, sandbox.Stdio{}))(t)
@@ -103,7 +103,7 @@ func TestHiddenPathsAreResolved(t *testing.T) {
 			}
 			t.Errorf("%s: got checks %+v, want %s", hidden, f.Checks, namespace.HiddenPaths)
 		}
-		s := script(t, "cat /proc/self/mountinfo")
+		s := script("cat /proc/self/mountinfo")
 		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in", Content: "x", Source: filepath.Join(dir, "the-store")})
 		var mounts strings.Builder
 		must.Get(b.Run(t.Context(), s, sandbox.Stdio{Stdout: &mounts}))(t)

@@ -94,7 +94,7 @@ func TestWhatIsLacking(t *testing.T) {
 	})
 	expect.That(t, limited == (f.Lower && os.Geteuid() != 0), "without %s: the directories of inputs are reported as changeable: %t; "+
 		"overlays %t, checks %+v", lacking, limited, f.Lower, f.Checks)
-	s := script(t, "cat /in/blob; (echo other > /in/blob) 2>/dev/null; rm -f /in/blob 2>/dev/null; cat /proc/self/mountinfo")
+	s := script("cat /in/blob; (echo other > /in/blob) 2>/dev/null; rm -f /in/blob 2>/dev/null; cat /proc/self/mountinfo")
 	s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in/blob", Content: "x", Source: blob})
 	var said strings.Builder
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &said, Stderr: &said})

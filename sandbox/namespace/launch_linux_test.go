@@ -366,7 +366,7 @@ func TestSlotStaysSmall(t *testing.T) {
 	runs := func(n int) {
 		t.Helper()
 		for i := range n {
-			s := script(t, "true")
+			s := script("true")
 			s.Args = []string{"/bin/true"}
 			if i%3 == 0 {
 				s.Args = append(s.Args, slices.Repeat([]string{strings.Repeat("x", 100<<10)}, 12)...)
@@ -424,12 +424,7 @@ func churn(mark string) {
 	}
 	fmt.Println(b.Zygote())
 	for {
-		s := &sandbox.Spec{Args: []string{"/bin/sleep", "0.00" + mark}, Dir: "/usr", Limits: sandboxtest.Limits()}
-		for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
-			if src, err := filepath.EvalSymlinks(dir); err == nil {
-				s.Inputs = append(s.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
-			}
-		}
+		s := &sandbox.Spec{Args: []string{"/bin/sleep", "0.00" + mark}, Dir: "/usr", Inputs: programs(), Limits: sandboxtest.Limits()}
 		if _, err := b.Run(timeless{}, s, sandbox.Stdio{}); err != nil {
 			panic(err)
 		}

@@ -80,7 +80,7 @@ func TestSlotKilledBetweenRuns(t *testing.T) {
 // TestSlotKilledWithARunUnread: another slot executes a run that the killed one had not begun.
 func TestSlotKilledWithARunUnread(t *testing.T) {
 	t.Parallel()
-	s := script(t, "echo begun; exit 3")
+	s := script("echo begun; exit 3")
 	b, _, _ := oneSlot(t, s)
 	for range 100 {
 		var slot, one int
@@ -108,7 +108,7 @@ func TestSlotKilledWithARunUnread(t *testing.T) {
 func TestBegunRunIsNotMadeAgain(t *testing.T) {
 	t.Parallel()
 	for _, audit := range []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditOff} {
-		s := script(t, "echo begun; exec sleep 60")
+		s := script("echo begun; exec sleep 60")
 		s.Audit, s.Timeout = audit, 20*time.Second
 		first := *s
 		first.Args = []string{"/bin/true"}
@@ -164,7 +164,7 @@ func waitsIn(pid int, function string) bool {
 // TestPidOneKilledBeforeItsRun: the run has not begun, and the slot prepares another pid 1.
 func TestPidOneKilledBeforeItsRun(t *testing.T) {
 	t.Parallel()
-	s := script(t, "exit 3")
+	s := script("exit 3")
 	b, slot, one := oneSlot(t, s)
 	kill(t, one, syscall.SIGKILL)
 	if !eventually(func() bool {
@@ -185,7 +185,7 @@ func TestPidOneKilledBeforeItsRun(t *testing.T) {
 // TestPidOneKilledDuringItsRun: the command dies through no fault of its own, so Run returns an error.
 func TestPidOneKilledDuringItsRun(t *testing.T) {
 	t.Parallel()
-	s := script(t, "true")
+	s := script("true")
 	b, _, one := oneSlot(t, s)
 	s.Args, s.Timeout = []string{"/bin/sleep", "60"}, 30*time.Second
 	ended := make(chan end, 1)
@@ -205,7 +205,7 @@ func TestPidOneKilledDuringItsRun(t *testing.T) {
 // TestSlotSaysWhyItLostARun: a slot out of descriptors reports that and stays usable.
 func TestSlotSaysWhyItLostARun(t *testing.T) {
 	t.Parallel()
-	s := script(t, "exit 3")
+	s := script("exit 3")
 	b, slot, _ := oneSlot(t, s)
 	var before unix.Rlimit
 	must.Succeed(t, unix.Prlimit(slot, unix.RLIMIT_NOFILE, nil, &before))

@@ -171,20 +171,24 @@ func copyExecutable(t *testing.T, to string) {
 	must.Succeed(t, dst.Close())
 }
 
+// programs returns the host's programs and their libraries.
+func programs() (all []sandbox.Input) {
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
+		if src, err := filepath.EvalSymlinks(dir); err == nil {
+			all = append(all, sandbox.Input{Target: dir, Content: "host", Source: src})
+		}
+	}
+	return all
+}
+
 // hold runs a command that would outlive its worker if it could.
 func hold(mark string) {
 	b := namespace.New(namespace.Config{})
-	usr := []sandbox.Input{}
-	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
-		if src, err := filepath.EvalSymlinks(dir); err == nil {
-			usr = append(usr, sandbox.Input{Target: dir, Content: "host", Source: src})
-		}
-	}
 	_, err := b.Run(timeless{}, &sandbox.Spec{
 		Args:   []string{"/bin/sh", "-c", fmt.Sprintf("trap '' TERM HUP; echo started; setsid sleep %[1]s & sleep %[1]s", mark)},
 		Dir:    "/usr",
 		Env:    []string{"PATH=/usr/bin:/bin"},
-		Inputs: usr,
+		Inputs: programs(),
 		Limits: sandboxtest.Limits(),
 	}, sandbox.Stdio{Stdout: os.Stdout})
 	fmt.Println("ended:", err)
@@ -206,12 +210,7 @@ func starve() {
 	if _, err := b.Probe(timeless{}); err != nil {
 		panic(err)
 	}
-	usr := []sandbox.Input{{Target: "/usr", Content: "host", Source: "/usr"}}
-	for _, dir := range []string{"/bin", "/lib", "/lib64"} {
-		if src, err := filepath.EvalSymlinks(dir); err == nil {
-			usr = append(usr, sandbox.Input{Target: dir, Content: "host", Source: src})
-		}
-	}
+	usr := programs()
 	var failed atomic.Int32
 	for few := uint64(150); few < 400; few += 10 {
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: few, Max: 1000}); err != nil {

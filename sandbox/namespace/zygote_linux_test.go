@@ -98,7 +98,7 @@ func TestFortyRunsAtOnce(t *testing.T) {
 			said := sync.OnceFunc(started.Done)
 			ended.Go(func() {
 				defer said() // also on failure
-				res, err := b.Run(ctx, script(t, "echo started; exec sleep 600"), sandbox.Stdio{Stdout: writer(said)})
+				res, err := b.Run(ctx, script("echo started; exec sleep 600"), sandbox.Stdio{Stdout: writer(said)})
 				expect.That(t, err == nil && res.Stopped, "got %+v, %v; want a stopped run", res, err)
 			})
 		}
@@ -122,7 +122,7 @@ func TestSlotsShowNoUser(t *testing.T) {
 		var ended sync.WaitGroup
 		var shown [2]string
 		for i := range shown {
-			s := script(t, "cd /proc/self; cat uid_map gid_map projid_map setgroups; grep -E '^(Uid|Gid|Groups):' status; exec sleep 600")
+			s := script("cd /proc/self; cat uid_map gid_map projid_map setgroups; grep -E '^(Uid|Gid|Groups):' status; exec sleep 600")
 			s.Conditions = c
 			r, w := io.Pipe()
 			ended.Go(func() {
@@ -146,18 +146,11 @@ func TestSlotsShowNoUser(t *testing.T) {
 }
 
 // script returns a spec that runs a shell script with the host's programs and only /tmp writable.
-func script(t *testing.T, text string) *sandbox.Spec {
-	t.Helper()
-	s := &sandbox.Spec{
-		Args: []string{"/bin/sh", "-c", text}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"},
+func script(text string) *sandbox.Spec {
+	return &sandbox.Spec{
+		Args: []string{"/bin/sh", "-c", text}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"}, Inputs: programs(),
 		Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}}, Limits: sandboxtest.Limits(),
 	}
-	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
-		if src, err := filepath.EvalSymlinks(dir); err == nil {
-			s.Inputs = append(s.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
-		}
-	}
-	return s
 }
 
 // A writer calls a function on every write.
@@ -173,11 +166,11 @@ func TestNothingAccumulates(t *testing.T) {
 	b, _ := backend(t, namespace.Config{})
 	runs := func(n int) {
 		for range n {
-			ok := script(t, "true")
+			ok := script("true")
 			ok.Network = sandbox.Network{Loopback: true, Allow: []sandbox.Endpoint{{Host: "192.0.2.1", Port: 443}}}
-			absent := script(t, "true")
+			absent := script("true")
 			absent.Args = []string{"/no/such/program"}
-			invalid := script(t, "true")
+			invalid := script("true")
 			invalid.Inputs[0].Source = "/no/such/directory"
 			for _, s := range []*sandbox.Spec{ok, absent, invalid} {
 				if _, err := b.Run(t.Context(), s, sandbox.Stdio{}); (err != nil) != (s == invalid) {
@@ -348,7 +341,7 @@ func TestHiddenDirectory(t *testing.T) {
 	defer w.Close()
 	must.Succeed(t, w.Root().Mkdir("out", 0o777))
 	removed, replaced := blob("removed", "one"), blob("replaced", "two")
-	s := script(t, `cat /proc/self/mountinfo /proc/self/mounts; echo ready
+	s := script(`cat /proc/self/mountinfo /proc/self/mounts; echo ready
 while ! test -e /build/go; do sleep 0.02; done
 cat /in/removed /in/replaced /proc/self/mountinfo`)
 	s.Workspace = w.Name()
