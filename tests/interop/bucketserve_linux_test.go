@@ -15,7 +15,6 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
-	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -49,10 +48,7 @@ func serveBucket(t *testing.T, b *bucket, flags ...string) *served {
 // start starts it, again with the same store.
 func (s *served) start(t *testing.T) {
 	t.Helper()
-	program := must.Get(cloister())(t)
-	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
+	program := confiner(t)
 	s.Server = must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: program, Dir: s.dir, Home: t.TempDir(), Listen: "127.0.0.1:0", MaxSize: "1GiB",
 		Args: append([]string{"--store", s.bucket.url("serve"), "--drain-timeout=1s"}, s.flags...),

@@ -3,19 +3,14 @@
 package interop_test
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/sandbox/sandboxtest"
-	"github.com/cloister-build/cloister/tests/expect"
-	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -31,35 +26,15 @@ func TestGrowingToBuildbarn(t *testing.T) {
 		return string(m[1])
 	}
 	must.Be(t, config != nil, "docs/growing.md has no configuration of a worker of a scheduler")
-	program := must.Get(cloister())(t)
-	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
 	b := farm(t)
 	metrics := must.Get(loopback.Address())(t)
 	here := strings.NewReplacer("scheduler:8983", b.scheduler.Addr, "storage:8980", b.store.Addr, "127.0.0.1:8982", metrics)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	must.Succeed(t, os.WriteFile(file, []byte(here.Replace(string(config[1]))), 0o600))
-	var out bytes.Buffer
-	join := exec.Command(program, "join", "--dir", t.TempDir(), "--max-size", "1GiB", "--config", file)
-	join.Stdout, join.Stderr = &out, &out
-	must.Succeed(t, join.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- join.Wait() }()
-	defer func() {
-		_ = join.Process.Signal(syscall.SIGTERM) // fails only if it has ended
-		select {
-		case err := <-ended:
-			expect.That(t, err == nil, "cloister join: %v\n%s", err, &out)
-		case <-time.After(time.Minute):
-			_ = join.Process.Kill()
-			<-ended
-			t.Errorf("cloister join did not end\n%s", &out)
-		}
-	}()
+	join := confining(t, "join", "--dir", t.TempDir(), "--max-size", "1GiB", "--config", file)
 	// The scheduler refuses actions until its first worker has joined.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		out, err := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(program), "cloister-bench"), "noop", "--actions", "10", "--rounds", "1", "--local-time", "20ms",
+		out, err := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(join.cmd.Path), "cloister-bench"), "noop", "--actions", "10", "--rounds", "1", "--local-time", "20ms",
 			"--executor", "grpc://"+b.scheduler.Addr, "--cas", "grpc://"+b.store.Addr,
 			"--instance", clientFlag("remote_instance_name"), "--platform", clientFlag("remote_default_exec_properties")).CombinedOutput()
 		if err == nil {

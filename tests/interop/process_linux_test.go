@@ -31,14 +31,20 @@ func (p *process) wantPrinted(t *testing.T, text string, times int) {
 	must.Hold(t, fmt.Sprintf("%q printed %d times", text, times), func() bool { return strings.Count(p.out.String(), text) >= times })
 }
 
-// confining starts a cloister that needs the sandbox. It is stopped at the end of the test, and must succeed.
-func confining(t *testing.T, args ...string) *process {
+// confiner returns the path of cloister. It skips the test if cloister has no sandbox here.
+func confiner(t *testing.T) string {
 	t.Helper()
 	program := must.Get(cloister())(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	p := &process{cmd: exec.Command(program, args...), ended: make(chan struct{})}
+	return program
+}
+
+// confining starts a cloister that needs the sandbox. It is stopped at the end of the test, and must succeed.
+func confining(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(confiner(t), args...), ended: make(chan struct{})}
 	p.cmd.Dir = "/"
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}

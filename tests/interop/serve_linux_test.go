@@ -12,7 +12,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
-	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -39,10 +38,7 @@ func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store 
 // listen starts cloister serve and returns its address.
 func listen(t *testing.T, flags ...string) string {
 	t.Helper()
-	program := must.Get(cloister())(t)
-	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
+	program := confiner(t)
 	// It may print several addresses.
 	addr := must.Get(loopback.Address())(t)
 	s := must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
