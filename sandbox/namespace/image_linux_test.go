@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
@@ -197,7 +198,7 @@ func beShared(t testing.TB, dir string) {
 		},
 	}
 	go func() {
-		eventually(func() bool { return len(sandboxtest.Running(t, "/in/below/mounted")) > 0 })
+		must.Poll(time.Minute, func() bool { return len(sandboxtest.Running(t, "/in/below/mounted")) > 0 })
 		err := unix.Mount("late", filepath.Join(dir, "in", "below"), "tmpfs", 0, "mode=0777")
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, "in", "go"), nil, 0o644)

@@ -241,7 +241,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 		}()
 	}
 	running := func() int { return len(sandboxtest.Running(t, "sleep\x00"+mark)) }
-	must.Be(t, eventually(func() bool { return running() == 2 }), "the runs are not there")
+	must.Hold(t, "the runs are there", func() bool { return running() == 2 })
 	must.Succeed(t, syscall.Kill(first[0], syscall.SIGKILL))
 	lost := <-ended
 	if lost.err == nil || !strings.Contains(lost.err.Error(), "it was killed by signal 9 (SIGKILL)") {
@@ -257,7 +257,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	for _, pid := range slotProcesses(t, b) {
 		must.Succeed(t, syscall.Kill(pid, syscall.SIGKILL))
 	}
-	must.Be(t, eventually(func() bool { return len(slotProcesses(t, b)) == 0 }), "the slots live")
+	must.Hold(t, "the slots end", func() bool { return len(slotProcesses(t, b)) == 0 })
 	r := sandboxtest.Run{Script: "exit 3"}
 	for range 3 {
 		r.Do(t, b)
@@ -273,7 +273,7 @@ func TestIdleProcessesDie(t *testing.T) {
 	} {
 		b, _ := backend(t, namespace.Config{})
 		var all []int
-		if !eventually(func() bool {
+		if !must.Poll(time.Minute, func() bool {
 			all = slotProcesses(t, b)
 			for _, slot := range all {
 				for _, c := range children(t, slot) {
@@ -285,7 +285,7 @@ func TestIdleProcessesDie(t *testing.T) {
 			t.Fatalf("got processes %v, want a slot and a pid 1", all)
 		}
 		must.Succeed(t, end(b))
-		if !eventually(func() bool { return !slices.ContainsFunc(all, alive) }) {
+		if !must.Poll(time.Minute, func() bool { return !slices.ContainsFunc(all, alive) }) {
 			t.Errorf("without the %s these live: %v", name, slices.DeleteFunc(all, func(pid int) bool { return !alive(pid) }))
 		}
 	}
@@ -392,13 +392,12 @@ func TestSlotStaysSmall(t *testing.T) {
 	}
 	runs(80)
 	// The slot prepares the next pid 1 a moment after the last run.
-	ready := func() bool { _, processes, _ := state(); return processes == 1 }
-	must.Be(t, eventually(ready), "no pid 1 waits for the next run")
+	must.Hold(t, "a pid 1 waits for the next run", func() bool { _, processes, _ := state(); return processes == 1 })
 	fds, _, resident := state()
 	runs(250)
 	var f, p int
 	var now int64
-	expect.That(t, eventually(func() bool { f, p, now = state(); return f <= fds+1 && p == 1 }),
+	expect.That(t, must.Poll(time.Minute, func() bool { f, p, now = state(); return f <= fds+1 && p == 1 }),
 		"after 250 runs more: %d descriptors and %d processes, before %d and 1", f, p, fds)
 	if !racing() && (now > resident+4<<20 || now > 48<<20) {
 		t.Errorf("after 250 runs more: resident are %s, before %s", sandbox.Bytes(now), sandbox.Bytes(resident))
@@ -454,7 +453,7 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 		must.Succeed(t, cmd.Process.Kill())
 		_ = cmd.Wait() // killed, as asked
 		left := func() []string { return append(session(t, zygote), sandboxtest.Running(t, "sleep\x000.00"+mark)...) }
-		if !eventually(func() bool { return len(left()) == 0 }) {
+		if !must.Poll(time.Minute, func() bool { return len(left()) == 0 }) {
 			t.Errorf("after worker %d these live: %v", i, left())
 		}
 	}

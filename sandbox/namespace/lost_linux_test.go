@@ -29,7 +29,7 @@ func oneSlot(t *testing.T, first *sandbox.Spec) (b *namespace.Backend, slot, one
 	t.Helper()
 	b, _ = backend(t, namespace.Config{})
 	must.Get(b.Run(t.Context(), first, sandbox.Stdio{}))(t)
-	must.Be(t, eventually(func() bool { slot, one = waiting(t, b); return one > 0 }), "no pid 1 waits for a run")
+	must.Hold(t, "a pid 1 waits for a run", func() bool { slot, one = waiting(t, b); return one > 0 })
 	return b, slot, one
 }
 
@@ -84,7 +84,7 @@ func TestSlotKilledWithARunUnread(t *testing.T) {
 	b, _, _ := oneSlot(t, s)
 	for range 100 {
 		var slot, one int
-		must.Be(t, eventually(func() bool { slot, one = waiting(t, b); return one > 0 }), "no pid 1 waits for a run")
+		must.Hold(t, "a pid 1 waits for a run", func() bool { slot, one = waiting(t, b); return one > 0 })
 		kill(t, slot, syscall.SIGSTOP)
 		var said strings.Builder
 		ended := make(chan end, 1)
@@ -126,21 +126,16 @@ func TestBegunRunIsNotMadeAgain(t *testing.T) {
 			})})
 			ended <- end{res, err}
 		}()
-		if !eventually(func() bool { return waitsIn(slot, "pipe_read") }) {
+		if !must.Poll(time.Minute, func() bool { return waitsIn(slot, "pipe_read") }) {
 			kill(t, slot, syscall.SIGKILL)
 			<-ended
 			sandboxtest.Unavailable(t, "namespaces", "this kernel does not say where a process waits")
 		}
 		kill(t, slot, syscall.SIGSTOP)
 		kill(t, one, syscall.SIGCONT)
-		if !eventually(func() bool {
-			select {
-			case <-said:
-				return true
-			default:
-				return false
-			}
-		}) {
+		select {
+		case <-said:
+		case <-time.After(time.Minute):
 			t.Errorf("audit %q: the command does not begin", audit)
 		}
 		kill(t, slot, syscall.SIGKILL)
@@ -167,12 +162,10 @@ func TestPidOneKilledBeforeItsRun(t *testing.T) {
 	s := script("exit 3")
 	b, slot, one := oneSlot(t, s)
 	kill(t, one, syscall.SIGKILL)
-	if !eventually(func() bool {
+	must.Hold(t, "pid 1 ends", func() bool {
 		left := children(t, slot)
 		return len(left) == 1 && left[0].state == "Z"
-	}) {
-		t.Fatal("pid 1 does not end")
-	}
+	})
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
 	if err != nil || res.ExitCode != 3 || b.Lost() != 1 {
 		t.Errorf("got %+v, %v after the run was lost %d times, want once", res, err, b.Lost())
@@ -193,8 +186,7 @@ func TestPidOneKilledDuringItsRun(t *testing.T) {
 		res, err := b.Run(t.Context(), s, sandbox.Stdio{})
 		ended <- end{res, err}
 	}()
-	must.Be(t, eventually(func() bool { return len(children(t, one)) == 1 && children(t, one)[0].name == "sleep" }),
-		"the command is not there")
+	must.Hold(t, "the command is there", func() bool { return len(children(t, one)) == 1 && children(t, one)[0].name == "sleep" })
 	kill(t, one, syscall.SIGKILL)
 	if e := <-ended; e.err == nil || !strings.Contains(e.err.Error(), "pid 1 of the run was killed by another process (SIGKILL)") {
 		t.Errorf("got %+v, %v", e.res, e.err)

@@ -36,17 +36,6 @@ func backend(t *testing.T, c namespace.Config) (*namespace.Backend, sandbox.Feat
 	return b, f
 }
 
-// eventually waits until f holds, for a minute or more, and reports whether it does.
-func eventually(f func() bool) bool {
-	for range 3000 {
-		if f() {
-			return true
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return f()
-}
-
 // groups returns the directories of the control groups of this process.
 func groups(t *testing.T) []string {
 	t.Helper()
@@ -74,7 +63,7 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 		})
 	}
 	alive := func() []string { return sandboxtest.Running(t, "sleep\x00"+mark) }
-	must.Be(t, eventually(func() bool { return len(alive()) == 3*61 }), "the runs did not start")
+	must.Hold(t, "the runs start", func() bool { return len(alive()) == 3*61 })
 	must.Succeed(t, b.KillZygote())
 	ended.Wait()
 	expect.Slices(t, alive(), nil, "alive after Run returned")
@@ -199,7 +188,7 @@ func TestNothingAccumulates(t *testing.T) {
 			slack = 8 // Go starts threads when it likes
 		}
 		// The zygote closes a run's descriptors a moment after its end.
-		if !eventually(func() bool { return count(p) <= before[i]+slack }) {
+		if !must.Poll(time.Minute, func() bool { return count(p) <= before[i]+slack }) {
 			t.Errorf("%s: %d before 300 runs, %d after", p, before[i], count(p))
 		}
 	}

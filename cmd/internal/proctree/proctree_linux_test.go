@@ -47,18 +47,13 @@ func TestProcessOutlivesItsFirstThread(t *testing.T) {
 		tree := must.Get(Of(os.Getpid()))(t)
 		return slices.ContainsFunc(tree, func(p Process) bool { return p.PID == child.Process.Pid })
 	}
-	until := func(what string, done func() bool) {
-		for end := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
-			must.Be(t, time.Now().Before(end), "%s: not after a minute", what)
-		}
-	}
-	until("the first thread ends", func() bool {
+	must.Hold(t, "the first thread ends", func() bool {
 		stat := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", child.Process.Pid)))(t)
 		return strings.Contains(string(stat), ") Z ")
 	})
 	must.Be(t, listed(), "the process is not listed")
 	must.Succeed(t, child.Process.Kill())
-	until("the process ends", func() bool { return !listed() })
+	must.Hold(t, "the process ends", func() bool { return !listed() })
 	_ = child.Wait() // it was killed
 }
 
