@@ -126,7 +126,7 @@ func (l *load) execute(ctx context.Context, tree bool) error {
 			if err := op.GetResponse().UnmarshalTo(answer); err != nil {
 				return err
 			}
-			return l.check(ctx, answer, tree, n)
+			return l.check(ctx, answer, tree)
 		}
 	}
 }
@@ -140,7 +140,7 @@ func (l *load) message(ctx context.Context, m proto.Message) (cas.Digest, error)
 }
 
 // check checks a response, and remembers the output of a success.
-func (l *load) check(ctx context.Context, answer *repb.ExecuteResponse, tree bool, n string) error {
+func (l *load) check(ctx context.Context, answer *repb.ExecuteResponse, tree bool) error {
 	if err := status.FromProto(answer.Status).Err(); err != nil {
 		return err
 	}

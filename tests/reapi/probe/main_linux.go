@@ -283,9 +283,8 @@ func onTerm(o []string) error {
 	return nil
 }
 
-// daemon starts an orphan in its own session, which outlives the probe unless it is killed. It keeps stdout open, which
-// must not delay the end of the action.
-// daemon starts an orphan and returns when it has written a file.
+// daemon starts an orphan in its own session, which outlives the probe unless it is killed, and returns when the orphan
+// has written a file. The orphan keeps stdout open, which must not delay the end of the action.
 func daemon(o []string) error {
 	if err := self("orphan", o).Run(); err != nil {
 		return err
