@@ -18,6 +18,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/limit"
 	"github.com/cloister-build/cloister/sandbox/internal/preflight"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 )
@@ -56,29 +57,10 @@ var conditions = []sandbox.Condition{
 
 // features returns what this backend enforces.
 func (b *backend) features() *sandbox.Features {
-	can := b.groups.Capabilities()
-	f := &sandbox.Features{
+	return &sandbox.Features{
 		Backend: name, Kernel: kernelName, Audits: []sandbox.Audit{sandbox.AuditOff}, ListenControl: true, Lower: true,
-		Conditions: conditions,
+		Conditions: conditions, Limits: limit.Enforced(b.groups.Capabilities(), true, true),
 	}
-	for _, row := range []struct {
-		limit sandbox.Limit
-		ok    bool
-	}{
-		{sandbox.LimitMemory, can.LimitMemory},
-		{sandbox.LimitCPU, can.CountCPU},
-		{sandbox.LimitProcesses, true},
-		{sandbox.LimitOpenFiles, true},
-		{sandbox.LimitOutputBytes, true},
-		{sandbox.LimitOutputFiles, true},
-		{sandbox.LimitMilliCPUs, can.LimitCPUs},
-		{sandbox.LimitDiskRate, can.LimitDisks},
-	} {
-		if row.ok {
-			f.Limits = append(f.Limits, row.limit)
-		}
-	}
-	return f
 }
 
 // Probe runs this executable in gVisor and reports what it finds there.

@@ -37,23 +37,7 @@ func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 		Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Kill: true,
 		Conditions: b.supportedConditions(), Lower: !b.noLower.Load(), SameUser: b.rootless, Sockets: true,
 		Root: b.root.Load(), Superuser: b.root.Load(),
-	}
-	for _, row := range []struct {
-		limit sandbox.Limit
-		ok    bool
-	}{
-		{sandbox.LimitMemory, can.LimitMemory},
-		{sandbox.LimitCPU, can.CountCPU},
-		{sandbox.LimitProcesses, can.LimitProcesses || b.config.has(Rlimits)},
-		{sandbox.LimitOpenFiles, b.config.has(Rlimits)},
-		{sandbox.LimitOutputBytes, true},
-		{sandbox.LimitOutputFiles, true},
-		{sandbox.LimitMilliCPUs, can.LimitCPUs},
-		{sandbox.LimitDiskRate, can.LimitDisks},
-	} {
-		if row.ok {
-			f.Limits = append(f.Limits, row.limit)
-		}
+		Limits: limit.Enforced(can, can.LimitProcesses || b.config.has(Rlimits), b.config.has(Rlimits)),
 	}
 	f.Audits = []sandbox.Audit{sandbox.AuditOff}
 	if b.config.has(Seccomp) && b.config.has(Monitor) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package limit defines what reaching a limit means, for every backend: the events, and the resource limits of
-// processes. It measures nothing.
+// Package limit defines the limits of runs for every backend: which are enforced, the events of those that are reached,
+// and the resource limits of processes. It measures nothing.
 package limit
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -15,6 +16,17 @@ import (
 
 // ShmBytes bounds /dev/shm.
 const ShmBytes = 1 << 30
+
+// Enforced returns the limits that a backend enforces with these control groups, if it bounds processes and open files.
+func Enforced(can cgroup.Capabilities, processes, openFiles bool) []sandbox.Limit {
+	enforced := map[sandbox.Limit]bool{
+		sandbox.LimitMemory: can.LimitMemory, sandbox.LimitCPU: can.CountCPU,
+		sandbox.LimitProcesses: processes, sandbox.LimitOpenFiles: openFiles,
+		sandbox.LimitOutputBytes: true, sandbox.LimitOutputFiles: true,
+		sandbox.LimitMilliCPUs: can.LimitCPUs, sandbox.LimitDiskRate: can.LimitDisks,
+	}
+	return slices.DeleteFunc(slices.Clone(sandbox.AllLimits), func(l sandbox.Limit) bool { return !enforced[l] })
+}
 
 // Event returns the event for a limit that a run has hit.
 func Event(l sandbox.Limit, actual, limit int64) *sandbox.Event {
