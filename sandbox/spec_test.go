@@ -101,9 +101,7 @@ kill write
 timeout 0
 grace 0
 `
-	if got := s.Text(); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	expect.Equal(t, s.Text(), want)
 	// Later limits have a line only if they are set, so that other texts and hashes are those of earlier versions.
 	slow := valid()
 	slow.Limits.MilliCPUs, slow.Limits.DiskRate = 1500, 4096

@@ -113,9 +113,7 @@ func TestOwnServerEnds(t *testing.T) {
 				"got exit code %d and\n%s\nwant 0 and %q", code, out, want)
 			pid := must.Get(readPID(filepath.Join(dir, "pid")))(t)
 			must.Succeed(t, end(stop, cancel))
-			if err := syscall.Kill(pid, 0); err == nil {
-				t.Errorf("the server (process %d) is still running", pid)
-			}
+			expect.That(t, syscall.Kill(pid, 0) != nil, "the server (process %d) is still running", pid)
 		})
 	}
 }

@@ -40,13 +40,9 @@ func TestConditionsEndInTheirSlot(t *testing.T) {
 		if say(c) == usual && c.CPUs == 0 && !c.FixedLayout {
 			t.Errorf("under %+v a run is as usual", c)
 		}
-		if got := say(sandbox.Conditions{}); got != usual {
-			t.Errorf("after a run under %+v a usual one says\n%s\nbefore it\n%s", c, got, usual)
-		}
+		expect.Equal(t, say(sandbox.Conditions{}), usual, "a usual run after one under %+v", c)
 	}
-	if n := b.Slots(); n != 1 {
-		t.Errorf("it took %d slots, so that nothing was shown", n)
-	}
+	expect.Equal(t, b.Slots(), 1, "slots; more show nothing")
 }
 
 // requirement is the word of CLOISTER_REQUIRE for a condition.

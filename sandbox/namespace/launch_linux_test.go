@@ -103,16 +103,10 @@ rm -rf /tmp /dev/shm /etc; mount -t tmpfs left /tmp; umount -l /dev/shm; cd /tmp
 	for _, end := range []string{"exit 0", "sleep 60 & exit 3", "kill -9 $$", "exec sleep 60"} {
 		r := sandboxtest.Run{Script: leave + end, Spec: func(s *sandbox.Spec) { s.Timeout = 500 * time.Millisecond }}
 		r.Do(t, b)
-		if got := look(); got != before {
-			t.Errorf("after %s the root differs:\n%s\nbut\n%s", end, before, got)
-		}
-		if got := mounts(); got != table {
-			t.Errorf("after %s the mount table differs:\n%s\nbut\n%s", end, table, got)
-		}
+		expect.Equal(t, look(), before, "the root after %s", end)
+		expect.Equal(t, mounts(), table, "the mount table after %s", end)
 	}
-	if n := b.Slots(); n != 1 {
-		t.Errorf("the runs had %d slots", n)
-	}
+	expect.Equal(t, b.Slots(), 1, "slots of the runs")
 }
 
 // TestBasesDoNotMix: runs with different bases alternate in one slot and each gets its own.
@@ -173,9 +167,7 @@ func TestBasesDoNotMix(t *testing.T) {
 		}
 		previous = i
 	}
-	if n := b.Slots(); n != 1 {
-		t.Errorf("the runs had %d slots", n)
-	}
+	expect.Equal(t, b.Slots(), 1, "slots of the runs")
 }
 
 // TestFailedTemplateIsForgotten: a run succeeds once its missing input exists.

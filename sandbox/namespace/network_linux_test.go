@@ -67,9 +67,7 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 				t.Errorf("the connection left nothing:\n%s", said)
 			}
 			expect.That(t, state == fresh, "the network is not as it was:\n%s\nbut\n%s", fresh, state)
-			if kept := first == second; kept != c.kept {
-				t.Errorf("the network was kept: %t, want %t", kept, c.kept)
-			}
+			expect.Equal(t, first == second, c.kept, "the network was kept")
 		})
 	}
 }

@@ -275,9 +275,7 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 	// While its workspace is open the next run gets another slot.
 	first.Check = func(testing.TB, *os.Root, string) {
 		second := sandboxtest.Run{Script: "exec dd if=/dev/zero of=/dev/shm/x bs=1M count=100", Spec: limit}
-		if err := second.Try(t.Context(), t, b); err == nil {
-			t.Error("a run was executed without a control group")
-		}
+		expect.That(t, second.Try(t.Context(), t, b) != nil, "a run was executed without a control group")
 		for _, g := range inTheWay {
 			must.Succeed(t, os.Remove(g))
 		}

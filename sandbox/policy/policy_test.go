@@ -258,9 +258,7 @@ func TestCompileRefuses(t *testing.T) {
 			t.Errorf("%s %s: got %+v, %v; want a RefusedError of the rule", c.instance, c.asks, g, err)
 			continue
 		}
-		if n := strings.Count(err.Error(), fmt.Sprintf("rule %q", refused.Rule)); n != 1 {
-			t.Errorf("got the rule %d times, want once: %v", n, err)
-		}
+		expect.Equal(t, strings.Count(err.Error(), fmt.Sprintf("rule %q", refused.Rule)), 1, "mentions of the rule in %v", err)
 		fmt.Fprintf(&b, "%s\n", err)
 	}
 	golden(t, "refusals.txt", b.String())

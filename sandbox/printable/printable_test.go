@@ -23,9 +23,7 @@ func TestText(t *testing.T) {
 		{"invalid UTF-8", "a\xffb\xe2\x82", `a\xffb\xe2\x82`},
 		{"replacement character", "\ufffd", `\ufffd`},
 	} {
-		if got := printable.Text(c.in); got != c.want {
-			t.Errorf("%s: Text(%q) = %q, want %q", c.name, c.in, got, c.want)
-		}
+		expect.Equal(t, printable.Text(c.in), c.want, "%s: Text(%q)", c.name, c.in)
 	}
 }
 
@@ -42,12 +40,8 @@ func TestLimits(t *testing.T) {
 		{"abcd", 3, "...", "..."},
 		{"", 3, "", ""},
 	} {
-		if got := printable.Head(c.in, c.limit); got != c.head {
-			t.Errorf("Head(%q, %d) = %q, want %q", c.in, c.limit, got, c.head)
-		}
-		if got := printable.Tail(c.in, c.limit); got != c.tail {
-			t.Errorf("Tail(%q, %d) = %q, want %q", c.in, c.limit, got, c.tail)
-		}
+		expect.Equal(t, printable.Head(c.in, c.limit), c.head, "Head(%q, %d)", c.in, c.limit)
+		expect.Equal(t, printable.Tail(c.in, c.limit), c.tail, "Tail(%q, %d)", c.in, c.limit)
 	}
 }
 
@@ -65,9 +59,7 @@ func TestQuote(t *testing.T) {
 		{"abcdefghi", 8, "abcde..."},
 		{"abc defghi", 8, `"abc ...`},
 	} {
-		if got := printable.Quote(c.in, c.limit); got != c.want {
-			t.Errorf("Quote(%q, %d) = %q, want %q", c.in, c.limit, got, c.want)
-		}
+		expect.Equal(t, printable.Quote(c.in, c.limit), c.want, "Quote(%q, %d)", c.in, c.limit)
 	}
 }
 
@@ -85,15 +77,9 @@ func FuzzText(f *testing.F) {
 			}
 			expect.That(t, name == "Text" || len(got) <= limit, "%s(%q, %d) has %d bytes", name, s, limit, len(got))
 		}
-		if got := printable.Text(text); got != text {
-			t.Errorf("Text(%q) = %q, want no change", text, got)
-		}
-		if got := printable.Head(head, limit); got != head {
-			t.Errorf("Head(%q, %d) = %q, want no change", head, limit, got)
-		}
-		if got := printable.Tail(tail, limit); got != tail {
-			t.Errorf("Tail(%q, %d) = %q, want no change", tail, limit, got)
-		}
+		expect.Equal(t, printable.Text(text), text, "Text")
+		expect.Equal(t, printable.Head(head, limit), head, "Head of at most %d bytes", limit)
+		expect.Equal(t, printable.Tail(tail, limit), tail, "Tail of at most %d bytes", limit)
 		if len(text) <= limit && (head != text || tail != text) {
 			t.Errorf("Head, Tail = %q, %q, want all of %q", head, tail, text)
 		}

@@ -73,9 +73,7 @@ func TestFingerprintCoversEveryEntry(t *testing.T) {
 	} {
 		must.Succeed(t, c.change())
 		now := fingerprint(t, inputs)
-		if same := seen[now]; same != "" {
-			t.Errorf("%s: got the fingerprint after %s", c.what, same)
-		}
+		expect.Equal(t, seen[now], "", "%s: an earlier change with the same fingerprint", c.what)
 		seen[now] = c.what
 	}
 }

@@ -168,9 +168,7 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), r.config.Binary, "diff", "--invocation", a, b, "--cas", "grpc://"+r.Endpoint)
 		out, err := cmd.CombinedOutput()
-		if got := cmd.ProcessState.ExitCode(); got != code {
-			t.Errorf("got exit code %d, want %d: %v", got, code, err)
-		}
+		expect.Equal(t, cmd.ProcessState.ExitCode(), code, "exit code, %v", err)
 		expect.Texts(t, string(out), texts)
 	}
 	write("source", "a\n")

@@ -129,9 +129,7 @@ func TestSoak(t *testing.T) {
 	all.Wait()
 	after := settled(t, w, before)
 	for what, want := range before {
-		if got := after[what]; got != want {
-			t.Errorf("%s: got %[3]s after %[4]d runs, want %[2]s", what, want, got, *soak)
-		}
+		expect.Equal(t, after[what], want, "%s after %d runs", what, *soak)
 	}
 	must.Succeed(t, w.checkInputs())
 	blobs.verify(t)

@@ -48,9 +48,7 @@ func TestUploadsOfOneCallerAreLimited(t *testing.T) {
 	third, _ := c.beginUpload("third")
 	c.wantCode("the third upload of a caller", third.RecvMsg(&bspb.WriteResponse{}), codes.ResourceExhausted)
 	must.Succeed(c, second.CloseSend())
-	if err := second.RecvMsg(&bspb.WriteResponse{}); err == nil {
-		t.Error("an incomplete upload succeeds")
-	}
+	expect.That(t, second.RecvMsg(&bspb.WriteResponse{}) != nil, "an incomplete upload succeeds")
 	c.put([]byte("another blob"))
 }
 

@@ -39,9 +39,7 @@ func TestDefaultDigestFunction(t *testing.T) {
 		if got != row.want || err != nil {
 			t.Errorf("instance %q: a hash of %d digits is of %v, %v, want %v", row.instance, len(row.sample.Hash()), got, err, row.want)
 		}
-		if n := len(in.Serves()); n != len(cas.Functions()) {
-			t.Errorf("instance %q serves %d functions", row.instance, n)
-		}
+		expect.Equal(t, len(in.Serves()), len(cas.Functions()), "functions of instance %q", row.instance)
 	}
 	if got, want := m.String(), "blake3,git/hub=gitsha1,old=sha256"; got != want {
 		t.Errorf("the flag reads %q, want %q", got, want)

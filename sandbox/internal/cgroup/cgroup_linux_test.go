@@ -223,9 +223,7 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 	// Version 2 lets a dying process exceed the limit by a few pages.
 	expect.That(t, u.OOMKilled && peaked(u, limit*9/10, limit+limit/100) && u.User+u.System != 0,
 		"got %+v, want a kill at %d and processor time", u, limit)
-	if u := sample(t, other); u != (Usage{}) {
-		t.Errorf("another group counted %+v", u)
-	}
+	expect.Equal(t, sample(t, other), Usage{}, "use of another group")
 	must.Succeed(t, g.Reset(noLimits))
 	// The last steps of a dying process count after its parent has reaped it.
 	after := sample(t, g)
@@ -381,9 +379,7 @@ func TestProcessorLimitAboveThatOfAParent(t *testing.T) {
 	must.Succeed(t, os.WriteFile(filepath.Join(above, "cpu.cfs_quota_us"), []byte("20000"), 0))
 	for milliCPUs, want := range map[int64]string{100: "10000", 500: "-1"} {
 		must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited, milliCPUs, Unlimited}))
-		if quota := g.value("cpu", "cpu.cfs_quota_us", ""); quota != want {
-			t.Errorf("%d thousandths of a processor below 200: got quota %s, want %s", milliCPUs, quota, want)
-		}
+		expect.Equal(t, g.value("cpu", "cpu.cfs_quota_us", ""), want, "quota of %d thousandths below 200", milliCPUs)
 	}
 	expect.Error(t, g.Reset(Limits{Unlimited, Unlimited, 1, Unlimited}), unix.EINVAL,
 		"less than the kernel can enforce")
@@ -406,9 +402,7 @@ func TestDisksAreLimited(t *testing.T) {
 		t.Errorf("got limits %q", limits)
 	}
 	must.Succeed(t, g.Reset(noLimits))
-	if limits := g.value("io", "", "io.max"); limits != "" {
-		t.Errorf("after Reset: got limits %q", limits)
-	}
+	expect.Equal(t, g.value("io", "", "io.max"), "", "limits after Reset")
 }
 
 func TestGroupsOfDeadWorkersAreRemoved(t *testing.T) {

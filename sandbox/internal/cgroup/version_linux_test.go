@@ -214,9 +214,7 @@ func TestV2RemoveKillsTheProcesses(t *testing.T) {
 		_ = cmd.Process.Kill()
 	}
 	<-reaped
-	if s := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); s != syscall.SIGKILL {
-		t.Errorf("got signal %v, want SIGKILL", s)
-	}
+	expect.Equal(t, cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(), syscall.SIGKILL, "signal")
 }
 
 // TestV2WorkerMovesToLeaf: the worker makes room for groups with controllers, and stays where it was if it cannot have

@@ -58,9 +58,7 @@ func TestDatagramSocketsMayAsk(t *testing.T) {
 		{[6]uint64{unix.AF_INET, unix.SOCK_STREAM}, false},
 		{[6]uint64{1<<32 | unix.AF_NETLINK, unix.SOCK_DGRAM}, false},
 	} {
-		if got := mayAsk(c.args); got != c.want {
-			t.Errorf("%x: got %t", c.args, got)
-		}
+		expect.Equal(t, mayAsk(c.args), c.want, "%x", c.args)
 	}
 }
 

@@ -285,13 +285,9 @@ func calls(f func(c call, want string)) {
 
 func TestVerdicts(t *testing.T) {
 	calls(func(c call, want string) {
-		if got := answers(t, c); got != want {
-			t.Errorf("%s(%#x): got %s, want %s", Name(int(c.nr)), c.args, got, want)
-		}
+		expect.Equal(t, answers(t, c), want, "%s(%#x)", Name(int(c.nr)), c.args)
 		c.arch ^= 1
-		if got := answers(t, c); got != "SIGSYS SIGSYS SIGSYS" {
-			t.Errorf("%s of another architecture: got %s", Name(int(c.nr)), got)
-		}
+		expect.Equal(t, answers(t, c), "SIGSYS SIGSYS SIGSYS", "%s of another architecture", Name(int(c.nr)))
 	})
 	for _, nr := range []uint32{uint32(len(names)), 1 << 20, 1 << 30, 1<<30 | 1, 1<<30 | unix.SYS_EXECVE, 1 << 31, 1<<32 - 1} {
 		expect.Equal(t, answers(t, call{nr: nr, arch: arch}), silent, "unknown number %#x", nr)
@@ -382,9 +378,7 @@ func TestDefaultFilterIgnoresClockRules(t *testing.T) {
 			continue
 		}
 		want := compile(index(plain), conf, returnErrno|uint32(unix.ENOSYS))
-		if diff := cmp.Diff(want, Program(conf)); diff != "" {
-			t.Errorf("%+v (-without +with):\n%s", conf, diff)
-		}
+		expect.Equal(t, cmp.Diff(want, Program(conf)), "", "%+v (-without +with)", conf)
 	}
 }
 
@@ -453,9 +447,7 @@ func TestGolden(t *testing.T) {
 		t.Skipf("needs %s: write it on this architecture with -update", golden)
 	}
 	must.Succeed(t, err)
-	if d := cmp.Diff(string(want), b.String()); d != "" {
-		t.Errorf("the verdicts differ from %s (-want +got):\n%s", golden, d)
-	}
+	expect.Equal(t, cmp.Diff(string(want), b.String()), "", "the verdicts differ from %s (-want +got)", golden)
 }
 
 func TestEveryCallHasOneRule(t *testing.T) {

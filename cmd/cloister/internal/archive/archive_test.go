@@ -70,9 +70,7 @@ func TestCopy(t *testing.T) {
 		must.Succeed(t, archive.Pack(&b, from+"/"+c.name))
 		expect.Error(t, archive.Unpack(&b, filepath.Join(to, c.to), archive.Base(c.name)), nil,
 			"%s to %q", c.name, c.to)
-		if got := describe(t, to); got != c.want {
-			t.Errorf("%s to %q: got\n%s\nwant\n%s", c.name, c.to, got, c.want)
-		}
+		expect.Equal(t, describe(t, to), c.want, "%s to %q", c.name, c.to)
 		_ = os.Chmod(to+"/d/sub", 0o755) // for the removal
 		_ = os.Chmod(to+"/e/sub", 0o755)
 		_ = os.Chmod(to+"/sub", 0o755)

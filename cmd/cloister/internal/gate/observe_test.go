@@ -122,9 +122,7 @@ tcp TIME-WAIT 0 0 10.0.0.1:23 10.0.0.2:40000
 `
 	o := observing()
 	lines := o.list(text, func(pid string) bool { return pid == "7" })
-	if n := strings.Count(lines, "\n"); n != 5 {
-		t.Errorf("got %d lines, want 5:\n%s", n, lines)
-	}
+	expect.Equal(t, strings.Count(lines, "\n"), 5, "lines in\n%s", lines)
 	expect.Equal(t, o.list(text, func(pid string) bool { return pid == "7" }), "", "again")
 	want := []string{"connect tcp [2001:db8::1]:443 curl", "connect udp 127.0.0.53:53 get\\x1b[Ment", "syscall listen(tcp [::]:80) server"}
 	expect.Slices(t, seenBy(o), want)
