@@ -44,9 +44,7 @@ func TestProfileFollowsLinks(t *testing.T) {
 	must.Succeed(t, errors.Join(os.Mkdir(filepath.Join(dir, "real"), 0o755), os.Symlink("real", link)))
 	p := sandbox.Profile{Args: []string{"cc"}, Tools: []sandbox.Input{{Target: "/tool", Source: filepath.ToSlash(link)}}}
 	spec := must.Get(sandbox.ForBuild(p))(t)
-	if got, want := spec.Inputs[0].Source, filepath.Join(dir, "real"); got != want {
-		t.Errorf("source: got %s, want %s", got, want)
-	}
+	expect.Equal(t, spec.Inputs[0].Source, filepath.Join(dir, "real"), "source")
 	expect.Equal(t, p.Tools[0].Source, filepath.ToSlash(link), "the profile's own tool was changed")
 }
 

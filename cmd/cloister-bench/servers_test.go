@@ -28,8 +28,6 @@ func TestEachServerGetsItsOwnToken(t *testing.T) {
 			"separate store: token")
 		same, atSame := grpctest.Authorization(t)
 		got := atSame(p.storeCredentials("grpc://"+same, same+"/main").DialOptions("grpc://" + same))
-		if want := "Bearer " + cmp.Or(variable, "one"); got != want {
-			t.Errorf("store of the same server: got token %q, want %q", got, want)
-		}
+		expect.Equal(t, got, "Bearer "+cmp.Or(variable, "one"), "token of the store of the same server")
 	}
 }

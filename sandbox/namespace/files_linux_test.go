@@ -101,7 +101,5 @@ func TestOthersOwnInputs(t *testing.T) {
 		return strings.Fields(r.Stdout)
 	}
 	usual, other := say(sandbox.Conditions{}), say(sandbox.Conditions{InputOwner: 4711})
-	if want := []string{"4711:4711", "4711:4711", usual[2], "4711:4711", usual[4]}; !slices.Equal(other, want) {
-		t.Errorf("got %q, want %q, usually %q", other, want, usual)
-	}
+	expect.Slices(t, other, []string{"4711:4711", "4711:4711", usual[2], "4711:4711", usual[4]}, "usually %q", usual)
 }

@@ -494,9 +494,7 @@ func TestDefaultsFollowTheHost(t *testing.T) {
 	here, there := compile(t, policy.Default(), policy.Request{}), compile(t, policy.Default().On(large), policy.Request{})
 	expect.That(t, here.Stated == there.Stated,
 		"got stated limits %+v and %+v, want the same on every host", here.Stated, there.Stated)
-	if got, want := policy.Default().On(large).Text(), policy.Default().Text(); got != want {
-		t.Errorf("got text\n%s\nwant that of any host\n%s", got, want)
-	}
+	expect.Equal(t, policy.Default().On(large).Text(), policy.Default().Text(), "text on any host")
 }
 
 // TestHostRaisesTheAuditLevel where neither the file nor the action sets one.

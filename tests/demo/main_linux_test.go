@@ -88,9 +88,7 @@ func TestIndentIndentsCompleteLines(t *testing.T) {
 			t.Fatalf("Write(%q) = %d, %v", piece, n, err)
 		}
 	}
-	if got, want := out.String(), "  ab\n  \n  cd\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Equal(t, out.String(), "  ab\n  \n  cd\n")
 }
 
 func TestRecordingEscapesThinsAndOrdersLines(t *testing.T) {

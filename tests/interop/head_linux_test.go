@@ -249,9 +249,7 @@ func TestThreadsOfBuildbarnsWorkerAreSlots(t *testing.T) {
 		workers = append(workers, a.want(t).GetExecutionMetadata().GetWorker())
 	}
 	slices.Sort(workers)
-	if want := []string{`{"host":"one","thread":"0"}`, `{"host":"one","thread":"1"}`}; !slices.Equal(slices.Compact(workers), want) {
-		t.Errorf("workers are %q, want %q", workers, want)
-	}
+	expect.Slices(t, slices.Compact(workers), []string{`{"host":"one","thread":"0"}`, `{"host":"one","thread":"1"}`}, "workers")
 }
 
 // TestHeadCancelsActionOfBuildbarnsWorker, whose process ends, and which takes the next action.

@@ -152,9 +152,7 @@ func inputsStay(c *client) {
 		got = append(got, p)
 	}
 	slices.Sort(got)
-	if want := []string{"..", "../beside", "../probe", "../w", "../w/in"}; !slices.Equal(got, want) {
-		c.Errorf("input root: got %q, want %q", got, want)
-	}
+	expect.Slices(c, got, []string{"..", "../beside", "../probe", "../w", "../w/in"}, "input root")
 	// The working directory and the parents of outputs are writable.
 	stdout, _ = c.succeed(job{
 		steps: []string{"write? undeclared", "write? ../o/p/undeclared"}, files: map[string]file{"w/in": {text: "x"}},

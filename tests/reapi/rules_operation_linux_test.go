@@ -370,9 +370,7 @@ func merging(c *client) {
 	}
 	small := c.own(bazelrun.ServerConfig{Jobs: 1})
 	got := small.order([]contender{{"raised", 5}, {"other", 0}, {"raised", -5}})
-	if want := []string{"raised", "other"}; !slices.Equal(got, want) {
-		c.Errorf("got order %q, want %q: a request raises the priority of the first action", got, want)
-	}
+	expect.Slices(c, got, []string{"raised", "other"}, "order; a request raises the priority of the first action")
 }
 
 func notCached(c *client) {

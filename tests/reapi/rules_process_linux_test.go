@@ -50,9 +50,7 @@ func commandsEnvironment(c *client) {
 
 func processState(c *client) {
 	r := c.look(job{})
-	if want := []int{0, 1, 2}; !slices.Equal(r.FDs, want) {
-		c.Errorf("descriptors %v are open, want %v", r.FDs, want)
-	}
+	expect.Slices(c, r.FDs, []int{0, 1, 2}, "open descriptors")
 	expect.That(c, r.Stdin == 0 && !r.TTY, "%d bytes of stdin, terminal %v: want neither", r.Stdin, r.TTY)
 	expect.Equal(c, r.Umask, 0o022, "umask")
 	expect.That(c, len(r.Ignored) == 0 && len(r.Blocked) == 0,

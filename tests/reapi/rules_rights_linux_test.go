@@ -95,12 +95,8 @@ func callersRights(c *client) {
 		g.wantCode(name+": ByteStream.Read", err, g.reads)
 		_, err = g.serving("")
 		g.wantCode(name+": health", err, ok)
-		if got, want := g.caps.GetExecutionCapabilities().GetExecEnabled(), g.executes == ok; got != want {
-			g.Errorf("%s: got exec_enabled %t, want %t", name, got, want)
-		}
-		if got, want := updates.met(g.client), g.caches == ok; got != want {
-			g.Errorf("%s: got update_enabled %t, want %t", name, got, want)
-		}
+		expect.Equal(g, g.caps.GetExecutionCapabilities().GetExecEnabled(), g.executes == ok, "%s: exec_enabled", name)
+		expect.Equal(g, updates.met(g.client), g.caches == ok, "%s: update_enabled", name)
 	}
 	recorder := guest("", "recorder-token")
 	builder.instance, recorder.instance = "elsewhere", "elsewhere"

@@ -41,7 +41,5 @@ func TestDefaultDigestFunction(t *testing.T) {
 		}
 		expect.Equal(t, len(in.Serves()), len(cas.Functions()), "functions of instance %q", row.instance)
 	}
-	if got, want := m.String(), "blake3,git/hub=gitsha1,old=sha256"; got != want {
-		t.Errorf("the flag reads %q, want %q", got, want)
-	}
+	expect.Equal(t, m.String(), "blake3,git/hub=gitsha1,old=sha256", "the flag")
 }

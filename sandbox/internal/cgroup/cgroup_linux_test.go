@@ -255,9 +255,7 @@ func TestProcessesAreLimitedAndCounted(t *testing.T) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		err := inside(t, g, cmd, Limits{Unlimited, limit, Unlimited, Unlimited}, func() error {
 			_ = cmd.Run() // a shell that cannot fork fails
-			if n, want := processes(t, g), min(int(limit)-1, sleepers); n != want {
-				t.Errorf("got %d processes, want %d", n, want)
-			}
+			expect.Equal(t, processes(t, g), min(int(limit)-1, sleepers), "processes")
 			u = sample(t, g)
 			if cmd.Process == nil {
 				return errors.New("the shell did not start")

@@ -259,9 +259,7 @@ func TestRefusedCallGetsItsErrno(t *testing.T) {
 	out, _ := wantEvents(t, start(t, "pivot", "refused"), `syscall mount mount
 syscall socket(AF_VSOCK) socket
 `)
-	if want := "mount: EPERM\nvsock: EAFNOSUPPORT\n"; out != want {
-		t.Errorf("the process saw %q, want %q", out, want)
-	}
+	expect.Equal(t, out, "mount: EPERM\nvsock: EAFNOSUPPORT\n", "the process saw")
 }
 
 func TestConnect(t *testing.T) {
@@ -307,9 +305,7 @@ func TestFullRecordsReads(t *testing.T) {
 		for i := range opened {
 			opened[i] = strings.TrimPrefix(opened[i], p.base)
 		}
-		if want := []string{"/bin/tool", "/in/keep", "/in/pipe2", "/out/in/file"}; !slices.Equal(opened, want) {
-			t.Errorf("opened: got %q, want %q", opened, want)
-		}
+		expect.Slices(t, opened, []string{"/bin/tool", "/in/keep", "/in/pipe2", "/out/in/file"}, "opened")
 	})
 }
 
@@ -360,9 +356,7 @@ func TestStop(t *testing.T) {
 	r.Stop()
 	r.Stop()
 	p.proceed(t)
-	if out, want := p.end(t), "create hang: ENOSYS\ncreate after: ENOSYS\n"; out != want {
-		t.Errorf("the process saw %q, want %q", out, want)
-	}
+	expect.Equal(t, p.end(t), "create hang: ENOSYS\ncreate after: ENOSYS\n", "the process saw")
 	if events, _, _ := r.Events(); len(events) > 0 {
 		t.Errorf("got %v", events)
 	}

@@ -88,9 +88,7 @@ func TestIdentifiers(t *testing.T) {
 
 // A changed line is both removed and added, and equal texts have no difference.
 func TestDifference(t *testing.T) {
-	if got, want := difference("a\nb 1\n", "a\nb 2\n"), "- b 1\n+ b 2\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Equal(t, difference("a\nb 1\n", "a\nb 2\n"), "- b 1\n+ b 2\n")
 	expect.Equal(t, difference("a\nb\n", "a\nb\n"), "", "equal texts")
 }
 

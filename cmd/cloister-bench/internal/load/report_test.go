@@ -21,9 +21,7 @@ func TestAdd(t *testing.T) {
 	m := r.Steps[0]
 	expect.That(t, len(r.Steps) == 1 && len(m.Rates) == 3 && median(m.Rates) == 500 && median(m.CPUs) == 1,
 		"got %+v, want one step with median rate 500 and CPU time 1", r.Steps)
-	if want := int64(4 * time.Second); r.PeakRSS != want {
-		t.Errorf("got memory %d, want the maximum %d", r.PeakRSS, want)
-	}
+	expect.Equal(t, r.PeakRSS, int64(4*time.Second), "memory")
 	for _, c := range []struct {
 		values []float64
 		want   float64

@@ -78,8 +78,6 @@ func TestCancelGoesOn(t *testing.T) {
 		}
 		expect.That(t, slices.Equal(got, test.want) && code == test.code && (err == nil) == (test.code == 0),
 			"%s: cancelled %q, %v with code %d, want %q and code %d", name, got, err, code, test.want, test.code)
-		if want := []string{`target="//pkg/..."`}; !slices.Equal(q.filters, want) {
-			t.Errorf("%s: asked for %q, want %q", name, q.filters, want)
-		}
+		expect.Slices(t, q.filters, []string{`target="//pkg/..."`}, "%s: asked for", name)
 	}
 }

@@ -86,9 +86,7 @@ func TestCopyReplacesLinks(t *testing.T) {
 	var b bytes.Buffer
 	must.Succeed(t, archive.Pack(&b, from+"/f"))
 	must.Succeed(t, archive.Unpack(&b, to+"/f", "f"))
-	if got, want := describe(t, to), "-rw-r--r-- f new\n-rw-r--r-- secret kept"; got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+	expect.Equal(t, describe(t, to), "-rw-r--r-- f new\n-rw-r--r-- secret kept")
 }
 
 // A hostile sender creates nothing outside the destination, and nothing but files, directories and links.
@@ -147,7 +145,5 @@ func TestForgedArchives(t *testing.T) {
 	must.Succeed(t, w.Close())
 	to := t.TempDir()
 	must.Succeed(t, archive.Unpack(&b, to, "f"))
-	if got, want := describe(t, to), "-rwxr-xr-x f "; got != want {
-		t.Errorf("set-user-ID: got %q, want %q", got, want)
-	}
+	expect.Equal(t, describe(t, to), "-rwxr-xr-x f ", "set-user-ID")
 }

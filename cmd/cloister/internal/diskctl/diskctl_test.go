@@ -93,9 +93,7 @@ func TestClientIsTheSameWithoutServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := client(t, dir)
-		if want := map[bool]int{true: os.Getpid()}[served]; c.Holder() != want {
-			t.Errorf("served %v: Holder: got %d, want %d", served, c.Holder(), want)
-		}
+		expect.Equal(t, c.Holder(), map[bool]int{true: os.Getpid()}[served], "served %v: Holder", served)
 		a := &got[i]
 		var errs [5]error
 		a.stats, errs[0] = c.Stats(t.Context())

@@ -285,9 +285,7 @@ func TestPartialEvidenceIsRemoved(t *testing.T) {
 	expect.That(t, slices.Equal(removed, []string{dead}), "got removed %q, want %q", removed, dead)
 	left, err := filepath.Glob(filepath.Join(out, "*"))
 	must.Succeed(t, err)
-	if want := []string{living, filepath.Join(out, "other-commit")}; !slices.Equal(left, want) {
-		t.Errorf("got left %q, want %q", left, want)
-	}
+	expect.Slices(t, left, []string{living, filepath.Join(out, "other-commit")}, "left")
 	must.Succeed(t, held.Close())
 }
 
