@@ -6,6 +6,8 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -32,7 +34,12 @@ func TestReferenceIsCurrent(t *testing.T) {
 	if completion, _, err := root.Find([]string{"completion"}); err == nil {
 		root.RemoveCommand(completion) // documented by cobra itself
 	}
-	visitCommands(root, func(c *cobra.Command) { c.DisableAutoGenTag = true })
+	visitCommands(root, func(c *cobra.Command) {
+		c.DisableAutoGenTag = true
+		if jobs := c.Flags().Lookup("jobs"); jobs != nil && jobs.DefValue == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+			jobs.DefValue = "number of processors"
+		}
+	})
 	must.Succeed(t, doc.GenMarkdownTree(root, dir))
 	undated := time.Unix(0, 0)
 	header := &doc.GenManHeader{Section: "1", Source: "Cloister", Manual: "Cloister", Date: &undated}
