@@ -155,7 +155,6 @@ func TestFullUpstreamIsNoted(t *testing.T) {
 		defer n.overlay.Close(t.Context())
 		in := must.Get(n.overlay.Instance(""))(t)
 		must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, make([]byte, 1<<10)))(t)
-		expect.Equal(t, n.FullHint(cas.LimitBytes), FullHint(cas.LimitBytes)+"; 1.0 KiB wait to be sent to upstream s3://b")
 		time.Sleep(2 * time.Minute)
 		since := time.Now().Add(-2 * time.Minute).UTC().Format(time.RFC3339)
 		for range 3 {
@@ -171,6 +170,12 @@ func TestFullUpstreamIsNoted(t *testing.T) {
 		time.Sleep(11 * time.Minute)
 		expect.Equal(t, len(n.Notes()), 0, "notes afterwards")
 		expect.Equal(t, n.FullHint(cas.LimitBytes), FullHint(cas.LimitBytes))
+
+		far.Fail(cas.ErrUnavailable, faulty.PutAll)
+		must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, make([]byte, 2<<10)))(t)
+		expect.Equal(t, n.FullHint(cas.LimitBytes), FullHint(cas.LimitBytes)+"; 2.0 KiB wait to be sent to upstream s3://b")
+		far.Heal()
+		time.Sleep(11 * time.Minute)
 	})
 }
 
