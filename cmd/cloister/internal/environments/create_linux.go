@@ -61,7 +61,7 @@ func claim(name string) (dir string, held *os.File, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	if err := sweep(all); err != nil {
+	if err := sweep(all); err != nil && unswept(filepath.Join(all, name)) {
 		return "", nil, err
 	}
 	made, lock, err := move(all)

@@ -119,6 +119,9 @@ func List() ([]State, error) {
 		if err != nil {
 			return nil, exit.New(exit.Environment, err)
 		}
+		if swept != nil && s.Running && unswept(filepath.Join(dir, e.Name())) {
+			s.Running, s.Reason = false, "killed; its files could not be removed"
+		}
 		list = append(list, *s)
 	}
 	return list, swept

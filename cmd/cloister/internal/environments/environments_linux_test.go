@@ -146,8 +146,12 @@ func TestLeftoversDoNotBlockOthers(t *testing.T) {
 	var names []string
 	for _, s := range list {
 		names = append(names, s.Name)
+		expect.That(t, !s.Running, "%s runs", s.Name)
 	}
 	expect.Slices(t, names, []string{"bad", "ended"}, "sandboxes, after a sweep of the others")
+	_, held, err := claim("new")
+	must.Succeed(t, err)
+	held.Close()
 	_, _, err = find("ended")
 	expect.Error(t, err, nil, "a command on another sandbox")
 	_, _, err = find("bad")

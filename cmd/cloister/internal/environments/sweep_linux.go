@@ -40,14 +40,12 @@ func sweep(dir string) error {
 		note := filepath.Join(path, tempFile)
 		temp, noteErr := os.ReadFile(note)
 		if errors.Is(err, os.ErrNotExist) || err == nil && (s.Running || noteErr == nil) {
-			died = true
 			ended := err == nil && !s.Running // but its supervisor was killed before it had cleaned up
 			err = nil
 			if noteErr == nil && filepath.IsAbs(string(temp)) {
 				// Sweep before the note is removed, since Sweep may fail and this process may be killed, too. Sweep again
 				// below, since the kernel may release the lock of a temporary directory later than that of the sandbox.
 				_, err = localworker.Sweep(string(temp))
-				temps[string(temp)] = true
 			}
 			switch {
 			case err != nil:
@@ -56,14 +54,22 @@ func sweep(dir string) error {
 			default:
 				err = discard(path)
 			}
+			if err == nil {
+				died = true
+				temps[string(temp)] = filepath.IsAbs(string(temp))
+			}
 		}
 		held.Close()
-		errs = append(errs, err)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s: %w", e.Name(), err))
+		}
 	}
 	if died {
-		for temp := range temps {
-			_, err := localworker.Sweep(temp)
-			errs = append(errs, err)
+		for temp, noted := range temps {
+			if noted {
+				_, err := localworker.Sweep(temp)
+				errs = append(errs, err)
+			}
 		}
 		b := namespace.New(namespace.Config{})
 		// Probe begins by removing the control groups of dead processes. Its result does not matter: the sandbox may have
