@@ -50,8 +50,17 @@ func TestListIsThatOfPackageOS(t *testing.T) {
 	}
 }
 
-// TestUnreadableSymlinkIsAnError: a fingerprint must not silently omit the target of a symlink, here /proc/PID/exe of a
-// process that has ended.
+// TestAbsentEntries: list omits entries that have just changed or are private, and fails for other reasons.
+func TestAbsentEntries(t *testing.T) {
+	for err, want := range map[error]bool{
+		unix.ENOENT: true, unix.EINVAL: true, unix.EACCES: true, unix.EPERM: true, unix.EIO: false, unix.ENOMEM: false,
+	} {
+		expect.Equal(t, absent(err), want, err)
+	}
+}
+
+// TestUnreadableSymlinkIsAnError: entryAt does not omit the target of a symlink, here /proc/PID/exe of a process that has
+// ended.
 func TestUnreadableSymlinkIsAnError(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
 	must.Succeed(t, cmd.Start())

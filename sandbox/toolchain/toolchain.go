@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -138,10 +139,10 @@ func entryAt(path string) (entry, error) {
 	return e, nil
 }
 
-// absent reports whether a directory lacks an entry whose reading failed with err: it was just removed, which changes the
-// directory, or nobody but its owner may read it, as in a FUSE file system.
+// absent reports whether list omits an entry whose reading failed with err: it was just removed or replaced, which
+// changes the directory, or only its owner may read it, as in a FUSE file system.
 func absent(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL) || errors.Is(err, fs.ErrPermission)
 }
 
 // directory hashes a directory and those below it.
