@@ -22,8 +22,12 @@ var self = flag.String("self", "", "build Cloister on Cloister, and test a `part
 // TestCloisterBuildsItself builds Cloister on the servers of two users, which must run the same actions with equal
 // results, and tests packages on the first. Tests that need root or mounts skip themselves in its sandbox.
 func TestCloisterBuildsItself(t *testing.T) {
-	if *self == "" {
+	switch *self {
+	case "":
 		t.Skip("takes minutes: make self-build")
+	case "part", "all":
+	default:
+		t.Fatalf("-self=%s: write part or all", *self)
 	}
 	root := strings.TrimSpace(string(must.Get(exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output())(t)))
 	if !strings.HasPrefix(root, "/usr/") {
