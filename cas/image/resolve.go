@@ -90,7 +90,8 @@ func (t *temporary) Temporary() bool { return true }
 
 // unanswered reports whether err, the error of a query, means that the registry sent no complete response or asks for a
 // retry. Neither applies to a certificate that cannot be verified or to malformed content. Any other error of a request
-// counts, because net/http does not export the types of its errors about HTTP/2 and closed connections.
+// counts, because net/http does not export the types of its errors about HTTP/2 and closed connections. It therefore
+// misses a body that HTTP/2 resets.
 func unanswered(err error) bool {
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		code := answer.StatusCode
