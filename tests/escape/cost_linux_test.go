@@ -17,8 +17,8 @@ import (
 )
 
 // BenchmarkBackends measures one run at a time in each backend: its first run, which starts what later ones reuse, and
-// the minimum, median and maximum of the others; and on clocks of this host the median time until the command starts and
-// of processor time, in gVisor with that of gVisor.
+// the minimum, median and maximum of the others; and the median time until the command starts and of processor time, in
+// gVisor with that of gVisor.
 func BenchmarkBackends(b *testing.B) {
 	guestkernel.Use()
 	useRunsc(b)
