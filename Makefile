@@ -128,7 +128,7 @@ faults: ## make random system calls of a server under load fail, for FAULTS=10m 
 	if [ $$code = 0 ]; then sed -n 's/^ *faults_linux_test.go:[0-9]*: \([a-z]* *[0-9]* .*\)/\1/p' bin/faults.log | grep -v '^start'; else cat bin/faults.log; fi; exit $$code
 
 SELF ?= all
-self-build: ## build and test Cloister on Cloister, as two users, and compare the programs (40 minutes; SELF=part: 10)
+self-build: ## build and test Cloister on Cloister, as two users, and compare the programs (40 minutes; SELF=part: 17, beside other tests)
 	@mkdir -p bin
 	$(GOTESTSUM) --packages ./tests/bazel -- -count=1 -timeout 120m -run '^TestCloisterBuildsItself$$' -args -self=$(SELF)
 	@.ci/ended bin/events-$@.json
