@@ -291,6 +291,39 @@ func TestMetadataExplainsStaging(t *testing.T) {
 	})
 }
 
+// TestLargeInputsAreNotCopied checks that an input of 64 MiB is the store's file itself, whether the other inputs are
+// copied or in an image.
+func TestLargeInputsAreNotCopied(t *testing.T) {
+	c := newConfining(t, onDisk(t), 0, func(d *disk.Config) { d.MaxBytes = 256 << 20 })
+	content := make([]byte, 64<<20)
+	large := c.blob(content)
+	filer, _ := cas.As[cas.Filer](c.in.Store)
+	path, release, err := filer.File(t.Context(), must.Get(cas.FromProto(cas.SHA256, large))(t), false)
+	must.Succeed(t, err)
+	release()
+	expect.Text(t, path, filepath.Join(c.dir, "files"), "file of the store")
+	var stored unix.Stat_t
+	must.Succeed(t, unix.Stat(path, &stored))
+	few := &repb.Directory{Files: []*repb.FileNode{{Name: "large", Digest: large}}}
+	many := c.numbered(2 * copyUpTo)
+	many.Files = append(many.Files, few.Files[0])
+	image := "image"
+	if c.why != nil {
+		image = "copy"
+	}
+	for _, root := range []struct {
+		form string
+		dir  *repb.Directory
+	}{{"copy", few}, {image, many}} {
+		got, box := c.shell("stat -c '%d %i %s' large", root.dir)
+		expect.Equal(t, box.Inputs, root.form, "staging of the other inputs")
+		expect.Equal(t, got, fmt.Sprintln(stored.Dev, stored.Ino, len(content)), "device, inode and size of the input")
+	}
+	if os.Geteuid() == 0 {
+		t.Run("ordinary user", func(t *testing.T) { asOrdinaryUser(t, strings.Split(t.Name(), "/")[0]) })
+	}
+}
+
 // TestChangeableInputsAreReported: on a kernel without overlays for an ordinary user, an action can change its copies of
 // the inputs, and its result reports that. The store does not change.
 func TestChangeableInputsAreReported(t *testing.T) {
