@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/bits"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -126,9 +127,10 @@ type Overlay struct {
 	uploads   map[key]*transfer    // guarded by mu
 	orphans   int                  // guarded by mu; number of flights without waiters
 	abandoned int                  // guarded by mu; number of uploads without waiters
-	late      int                  // guarded by mu; number of queries that nobody waits for any more
 	stats     Stats                // guarded by mu
 	warned    map[string]time.Time // guarded by mu; by message, when it was last logged
+
+	late [bits.UintSize + 1]int // guarded by mu; number of queries that nobody waits for any more, by call.size
 }
 
 // A key names a blob of an instance.

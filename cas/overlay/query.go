@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -22,13 +23,16 @@ const (
 var errSlow = fmt.Errorf("%w: the upstream has not answered in time", cas.ErrUnavailable)
 
 // query calls f, which queries the upstream for n blobs or results. With WriteBack it stops waiting when the upstream
-// takes too long, and returns errSlow. Until such calls of f have ended, all queries return errSlow at once.
+// takes too long, and returns errSlow. Until that call of f has ended, other queries of its size or above return
+// errSlow at once, since they would probably be late, too. Smaller queries are still made, since a distant upstream may
+// answer them in time: a client with a long query must not stop others. The size is the logarithm of n, so that only
+// few queries wait for an upstream that answers nothing.
 func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context) (T, error)) (T, error) {
 	if o.config.Policy == WriteThrough {
 		return f(ctx)
 	}
 	var none T
-	c, detached, err := o.startCall(ctx)
+	c, detached, err := o.startCall(ctx, n)
 	if err != nil {
 		return none, err
 	}
@@ -114,6 +118,7 @@ func (s *store) renewalDenied(err error) bool {
 // A call is a running call of the upstream, which may outlive its caller.
 type call struct {
 	o      *Overlay
+	size   int // bits.Len of the number of blobs or results
 	cancel func()
 	done   chan struct{} // closed when err is set
 	err    error
@@ -121,20 +126,25 @@ type call struct {
 	ended, late bool // guarded by o.mu
 }
 
-// startCall starts a call with its own context. The caller calls end.
-func (o *Overlay) startCall(ctx context.Context) (*call, context.Context, error) {
+// startCall starts a call for n blobs or results with its own context. The caller calls end. It fails with errSlow if a
+// late call has the same size or a smaller one.
+func (o *Overlay) startCall(ctx context.Context, n int) (*call, context.Context, error) {
+	size := bits.Len(uint(n))
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	switch {
-	case o.closed:
+	if o.closed {
 		return nil, nil, errClosed
-	case o.late > 0:
-		return nil, nil, errSlow
+	}
+	for _, late := range o.late[:size+1] {
+		if late > 0 {
+			return nil, nil, errSlow
+		}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(o.ctx, cancel)
 	o.work.Add(1)
-	return &call{o: o, done: make(chan struct{}), cancel: func() { stop(); cancel() }}, ctx, nil
+	c := &call{o: o, size: size, done: make(chan struct{}), cancel: func() { stop(); cancel() }}
+	return c, ctx, nil
 }
 
 // end ends the call.
@@ -142,7 +152,7 @@ func (c *call) end() {
 	c.o.mu.Lock()
 	c.ended = true
 	if c.late {
-		c.o.late--
+		c.o.late[c.size]--
 	}
 	c.o.mu.Unlock()
 	c.cancel()
@@ -156,6 +166,6 @@ func (c *call) setLate() {
 	defer c.o.mu.Unlock()
 	if !c.ended {
 		c.late = true
-		c.o.late++
+		c.o.late[c.size]++
 	}
 }

@@ -362,6 +362,69 @@ func TestFrozenUpstream(t *testing.T) {
 	})
 }
 
+// A distantStore answers queries for many blobs only after the test has closed release. A distant bucket, which takes a
+// call for each blob, also answers small queries much earlier.
+type distantStore struct {
+	cas.Store
+	release chan struct{}
+}
+
+func (s distantStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if len(ds) > 10 {
+		select {
+		case <-s.release:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return s.Store.Missing(ctx, ds)
+}
+
+// TestLongQueryDoesNotStopOthers checks that, with WriteBack, a query for many blobs that the upstream has not answered
+// in time stops other queries for as many, but no small ones. A small one that is late stops all.
+func TestLongQueryDoesNotStopOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		_, there := put(t, upstream, 1, 100)
+		action := cas.SHA256.Sum([]byte("a"))
+		must.Succeed(t, upstream.Record(t.Context(), action, &repb.ActionResult{}))
+		must.Succeed(t, upstream.Record(t.Context(), there, &repb.ActionResult{}))
+		release := make(chan struct{})
+		bucket := faulty.New(distantStore{upstream, release}, upstream)
+		o := open(t, overlay.Config{Local: one(local, local), Upstream: one(bucket, bucket), Policy: overlay.WriteBack})
+		in := instance(t, o)
+		long := []cas.Digest{there}
+		for i := range 1000 {
+			long = append(long, cas.SHA256.Sum(fmt.Append(nil, i)))
+		}
+		small := []cas.Digest{there}
+		calls := func() int { return bucket.Calls(faulty.Missing) + bucket.Calls(faulty.Lookup) }
+		wantMissing(t, "long", in.Store, long, long)
+		wantMissing(t, "small, while the long one runs", in.Store, small, nil)
+		_, err := in.Actions.Lookup(t.Context(), action)
+		expect.Error(t, err, nil, "lookup, while the long one runs")
+		expect.Equal(t, o.Stats().Unanswered, 1, "unanswered")
+		before := calls()
+		wantMissing(t, "as long", in.Store, long, long)
+		expect.Equal(t, calls(), before, "calls of the upstream after a query as long as the late one")
+
+		gate := bucket.Hold(faulty.Missing)
+		wantMissing(t, "small, upstream frozen", in.Store, small, small)
+		before = calls()
+		wantMissing(t, "small, upstream still frozen", in.Store, small, small)
+		wantMissing(t, "larger, upstream still frozen", in.Store, long[:2], long[:2])
+		_, err = in.Actions.Lookup(t.Context(), there)
+		wantError(t, "lookup, upstream still frozen", err, cas.ErrNotFound)
+		expect.Equal(t, calls(), before, "calls of the upstream after a small query was late")
+		gate.Open()
+		synctest.Wait()
+		wantMissing(t, "small, upstream answers", in.Store, small, nil)
+		close(release)
+		synctest.Wait()
+		wantMissing(t, "long, upstream answers", in.Store, long, long[1:])
+	})
+}
+
 // TestPendingIsReported checks the size and the age of pending writes, also after a restart.
 func TestPendingIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
