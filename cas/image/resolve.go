@@ -3,17 +3,18 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
@@ -64,6 +65,7 @@ func (l *Library) query(ref Reference) tag {
 	defer cancel()
 	c := l.config.Config
 	c.Store = noStore{}
+	c.Transport = bodies{cmp.Or(c.Transport, remote.DefaultTransport)}
 	t.digest, t.err = Resolve(ctx, c, ref)
 	if ctx.Err() != nil {
 		l.setLate(r)
@@ -88,10 +90,32 @@ func (t *temporary) Unwrap() error { return t.error }
 // Temporary distinguishes the error from a refusal; see worker.Images.
 func (t *temporary) Temporary() bool { return true }
 
+// A bodies marks errors of reading response bodies as temporary. Types do not identify them, because net/http does not
+// export those of HTTP/2.
+type bodies struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (b bodies) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := b.RoundTripper.RoundTrip(r)
+	if err == nil {
+		answer.Body = body{answer.Body}
+	}
+	return answer, err
+}
+
+type body struct{ io.ReadCloser }
+
+func (b body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = &temporary{err}
+	}
+	return n, err
+}
+
 // unanswered reports whether err, the error of a query, means that the registry sent no complete response or asks for a
 // retry. Neither applies to a certificate that cannot be verified or to malformed content. Any other error of a request
-// counts, because net/http does not export the types of its errors about HTTP/2 and closed connections. It therefore
-// misses a body that HTTP/2 resets.
+// counts, because net/http does not export the types of its errors about HTTP/2 and closed connections.
 func unanswered(err error) bool {
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		code := answer.StatusCode
@@ -103,8 +127,8 @@ func unanswered(err error) bool {
 	if call, failed := errors.AsType[*url.Error](err); failed {
 		return call.Op != "parse" // of url.Parse
 	}
-	_, network := errors.AsType[*net.OpError](err) // of a body
-	return network || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	_, interrupted := errors.AsType[*temporary](err) // of a body
+	return interrupted || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // A registry is one of the hosts that are queried for tags. The operator permits them, so there are few.

@@ -283,10 +283,15 @@ func TestRefusalsAreNotTemporary(t *testing.T) {
 	err = pin(ref, s.host)
 	expect.That(t, temporary(err), "a refused connection: got %v", err)
 
-	web := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		if strings.Contains(r.URL.Path, "/manifests/") {
-			panic(http.ErrAbortHandler) // resets the stream
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.URL.Path, "/manifests/") {
+			return
 		}
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/part") {
+			_, _ = io.WriteString(w, "{")
+			expect.Error(t, http.NewResponseController(w).Flush(), nil)
+		}
+		panic(http.ErrAbortHandler) // resets the stream
 	}))
 	web.EnableHTTP2 = true
 	web.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -294,13 +299,15 @@ func TestRefusalsAreNotTemporary(t *testing.T) {
 	t.Cleanup(web.Close)
 	for _, row := range []struct {
 		host    string // not a local address, for which HTTP is tried, too; the certificate is for example.com
+		tag     string
 		trusted bool
 		text    string
 		want    bool
 	}{
-		{"example.com", true, "stream error", true},
-		{"example.com", false, "unknown authority", false},
-		{"registry.test", true, "not registry.test", false},
+		{"example.com", "none", true, `/none": stream error`, true}, // of the request
+		{"example.com", "part", true, "tools:part: stream error", true},
+		{"example.com", "none", false, "unknown authority", false},
+		{"registry.test", "none", true, "not registry.test", false},
 	} {
 		transport := web.Client().Transport.(*http.Transport).Clone()
 		t.Cleanup(transport.CloseIdleConnections) // before the server is closed
@@ -311,7 +318,7 @@ func TestRefusalsAreNotTemporary(t *testing.T) {
 			transport.TLSClientConfig.RootCAs = x509.NewCertPool()
 		}
 		l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.Transport = []string{row.host}, transport })
-		err := expect.Err(l.Pin(t.Context(), "", reference(t, row.host+"/tools:v1")))
+		err := expect.Err(l.Pin(t.Context(), "", reference(t, row.host+"/tools:"+row.tag)))
 		expect.Message(t, err, row.text)
 		expect.That(t, temporary(err) == row.want, "%s: got %v, want it temporary: %t", row.text, err, row.want)
 	}
