@@ -30,6 +30,7 @@ type Environment struct {
 	ready  chan struct{} // closed when the agent is ready
 	ended  chan struct{} // closed when the run is over, and result and err are set
 	reader sync.WaitGroup
+	broken bool // the agent does not speak the protocol; set by reader
 	result *sandbox.Result
 	err    error
 	output head // what the agent printed
@@ -133,6 +134,8 @@ func (e *Environment) explain() error {
 		return e.err
 	case e.result == nil:
 		return ErrEnded
+	case e.result.Stopped && !e.broken: // not by the end of the context: Start returns its cause
+		return fmt.Errorf("%w before its agent was ready, because its timeout is too short", ErrEnded)
 	}
 	if text := strings.TrimSpace(e.output.String()); text != "" {
 		return fmt.Errorf("the agent of the environment failed with exit code %d: %s", e.result.ExitCode, text)
@@ -148,7 +151,7 @@ func (e *Environment) read() {
 		packet, fds, err := zygote.Receive(e.sock)
 		if err != nil {
 			if !errors.Is(err, os.ErrClosed) {
-				e.stop() // it does not speak the protocol
+				e.reject()
 			}
 			return
 		}
@@ -165,7 +168,7 @@ func (e *Environment) read() {
 			unix.Close(fd)
 		}
 		if err != nil {
-			e.stop() // it does not speak the protocol
+			e.reject()
 			return
 		}
 		e.mu.Lock()
@@ -175,6 +178,12 @@ func (e *Environment) read() {
 		}
 		e.mu.Unlock()
 	}
+}
+
+// reject ends the run of an agent that does not speak the protocol.
+func (e *Environment) reject() {
+	e.broken = true
+	e.stop()
 }
 
 // send sends a request, and registers a new call if exit is not nil.

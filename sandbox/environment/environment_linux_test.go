@@ -703,3 +703,24 @@ func TestWrongProgramIsExplained(t *testing.T) {
 		}
 	}
 }
+
+// TestTimeoutBeforeTheStartIsExplained: it is not the program's fault, unless the run was stopped for what the program
+// sent.
+func TestTimeoutBeforeTheStartIsExplained(t *testing.T) {
+	for _, kernel := range []string{"", "another"} {
+		_, err := environment.Start(t.Context(), &sandbox.Features{Kernel: kernel}, func(context.Context, sandbox.Stdio) (*sandbox.Result, error) {
+			return &sandbox.Result{ExitCode: 137, Stopped: true}, nil
+		})
+		if !errors.Is(err, environment.ErrEnded) || !strings.Contains(err.Error(), "its timeout is too short") {
+			t.Errorf("kernel %q: got %v, want ErrEnded and that the timeout is too short", kernel, err)
+		}
+	}
+	_, err := environment.Start(t.Context(), &sandbox.Features{}, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
+		_ = must.Get(std.Stdin.WriteString("not the protocol"))(t)
+		<-ctx.Done()
+		return &sandbox.Result{ExitCode: 137, Stopped: true}, nil
+	})
+	if err == nil || errors.Is(err, environment.ErrEnded) || !strings.Contains(err.Error(), "exit code 137") {
+		t.Errorf("another program: got %v, want exit code 137", err)
+	}
+}

@@ -17,9 +17,11 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/worker"
 )
 
 // TestNewSandboxKeepsItsDirectory: no sweep takes the directory of a new sandbox, and of several concurrent claims of
@@ -66,6 +68,17 @@ func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 	sweeping.Wait()
 	left := must.Get(os.ReadDir(filepath.Join(filepath.Dir(all), "moving")))(t)
 	expect.That(t, len(left) == 0, "left in the directory of moves: %v", left)
+}
+
+// TestLifetimeBeforeTheStartIsExplained: a lifetime that ends before the agent is ready leads to advice about its flag.
+func TestLifetimeBeforeTheStartIsExplained(t *testing.T) {
+	for _, kernel := range []string{"", "another"} {
+		s := supervisor{config: &Config{Lifetime: time.Second}}
+		err := s.startAgent(t.Context(), &sandbox.Features{Kernel: kernel}, func(context.Context, sandbox.Stdio) (*worker.Outcome, error) {
+			return &worker.Outcome{Status: worker.StatusTimedOut}, nil
+		})
+		expect.Message(t, err, "maximum lifetime of 1s; pass a longer --lifetime")
+	}
 }
 
 // TestSweepNeedsNoNamespaces: a command cleans up after a killed supervisor even if the probe of namespaces fails, as

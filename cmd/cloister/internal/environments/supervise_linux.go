@@ -128,16 +128,30 @@ func (s *supervisor) start(ctx context.Context) (err error) {
 		return err
 	}
 	s.state.Tier = s.worker.Features.Tier
-	s.env, err = environment.Start(ctx, &s.worker.Features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
+	return s.startAgent(ctx, &s.worker.Features, func(ctx context.Context, std sandbox.Stdio) (*worker.Outcome, error) {
 		t := *s.task
 		t.Stdin, t.Stdout, t.Stderr, t.Queued = std.Stdin, std.Stdout, std.Stderr, time.Now()
-		out, err := s.worker.Local.Execute(ctx, &t, nil)
+		return s.worker.Local.Execute(ctx, &t, nil)
+	})
+}
+
+// startAgent starts the environment whose agent execute runs.
+func (s *supervisor) startAgent(
+	ctx context.Context, features *sandbox.Features, execute func(context.Context, sandbox.Stdio) (*worker.Outcome, error),
+) (err error) {
+	s.env, err = environment.Start(ctx, features, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
+		out, err := execute(ctx, std)
 		if err != nil {
 			return nil, err
 		}
 		s.outcome = out
-		return &sandbox.Result{ExitCode: int(out.Result.GetExitCode()), Start: out.Started, End: out.Ended}, nil
+		return &sandbox.Result{
+			ExitCode: int(out.Result.GetExitCode()), Stopped: out.Status == worker.StatusTimedOut, Start: out.Started, End: out.Ended,
+		}, nil
 	})
+	if errors.Is(err, environment.ErrEnded) {
+		return fmt.Errorf("the sandbox ended before it was ready: maximum lifetime of %v; pass a longer --lifetime", s.config.Lifetime)
+	}
 	return err
 }
 
