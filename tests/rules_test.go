@@ -70,7 +70,7 @@ var rules = []rule{
 	},
 	{
 		of: "worker/access", only: []string{
-			"cas", "proto/...", "sandbox/policy/strict", "worker/transport", "worker/internal/filestate",
+			"cas", "proto/...", "sandbox/policy/strict", "worker/internal/filestate", "worker/internal/pemblocks",
 			"cloud.google.com/go/longrunning/...", "github.com/bazelbuild/remote-apis/...",
 			"github.com/golang-jwt/jwt/v5", "google.golang.org/grpc/...",
 		},
@@ -259,7 +259,7 @@ var rules = []rule{
 		why: "programs and tests choose concrete stores and backends",
 	},
 	{
-		of: "worker/transport", only: []string{"worker/internal/filestate", "google.golang.org/grpc/..."},
+		of: "worker/transport", only: []string{"worker/internal/filestate", "worker/internal/pemblocks", "google.golang.org/grpc/..."},
 		why: "servers and clients of any service use it",
 	},
 	{

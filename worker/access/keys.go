@@ -19,7 +19,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cloister-build/cloister/worker/transport"
+	"github.com/cloister-build/cloister/worker/internal/pemblocks"
 )
 
 // A key verifies signatures of one algorithm.
@@ -51,7 +51,7 @@ func parseKeys(file string, text []byte) (keys []key, err error) {
 }
 
 func parsePEM(text []byte) ([]key, error) {
-	blocks, err := transport.Blocks(text)
+	blocks, err := pemblocks.Decode(text)
 	if err != nil {
 		return nil, err
 	}

@@ -5,11 +5,9 @@
 package transport
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/worker/internal/filestate"
+	"github.com/cloister-build/cloister/worker/internal/pemblocks"
 )
 
 // A Pair is a certificate and its key in two files, reloaded when either file changes. Use NewPair; the zero
@@ -170,7 +169,7 @@ func ReadPool(file string) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	blocks, err := Blocks(text)
+	blocks, err := pemblocks.Decode(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -189,22 +188,4 @@ func ReadPool(file string) (*x509.CertPool, error) {
 		return nil, errors.New(file + ": no certificate found; want PEM")
 	}
 	return pool, nil
-}
-
-// Blocks returns the PEM blocks of text and ignores other text around them. A damaged block, which pem.Decode skips, is
-// an error.
-func Blocks(text []byte) ([]*pem.Block, error) {
-	begun := bytes.Count(text, []byte("-----BEGIN "))
-	var blocks []*pem.Block
-	for {
-		block, rest := pem.Decode(text)
-		if block == nil {
-			break
-		}
-		blocks, text = append(blocks, block), rest
-	}
-	if damaged := begun - len(blocks); damaged > 0 {
-		return nil, fmt.Errorf("%d of %d PEM blocks are damaged or incomplete", damaged, begun)
-	}
-	return blocks, nil
 }
