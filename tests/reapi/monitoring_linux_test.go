@@ -12,24 +12,21 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/tests/expect"
-	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestMonitoringUsesMetricsThatExist checks the metrics of the dashboard and the alert rules against those of a server
-// that has everything they watch: rights, an upstream, samples, and an executed action.
+// that has everything they watch: a certificate, rights, an upstream, samples, and an executed action.
 func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 	t.Parallel()
 	upstream := serve(t)
-	metrics, dir := must.Get(loopback.Address())(t), t.TempDir()
-	auth := filepath.Join(dir, "auth.yaml")
-	rights := "version: 1\ncallers:\n  - {name: anyone, anonymous: true, rights: [read, write, execute]}\n"
-	must.Succeed(t, os.WriteFile(auth, []byte(rights), 0o600))
-	server := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(dir, "store"), Args: []string{
-		"--cas", "grpc://" + upstream.server.Addr, "--metrics", metrics, "--auth", auth, "--repro-sample", "1%",
-	}})
-	server.succeed(job{script: "true"})
+	metrics := must.Get(loopback.Address())(t)
+	_, guest := upstream.secured(ca.New(t, t.TempDir()), []string{
+		"--cas", "grpc://" + upstream.server.Addr, "--metrics", metrics, "--repro-sample", "1%",
+	}, "  - {name: anyone, anonymous: true, rights: [read, write, execute]}")
+	guest("", "").succeed(job{script: "true"})
 	resp, err := http.Get("http://" + metrics + "/metrics")
 	must.Succeed(t, err)
 	defer resp.Body.Close()

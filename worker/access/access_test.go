@@ -742,10 +742,12 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	touch()
 	fresh := shown()
 	expect.That(t, fresh != old, "the certificate was not read again")
+	expect.Error(t, pair.Stale(), nil, "after a renewal")
 	write(t, key, []byte("half of a key"))
 	touch()
 	for range 2 {
 		expect.That(t, shown() == fresh, "an invalid key changed the certificate")
+		expect.Message(t, pair.Stale(), key, "with an invalid key")
 	}
 	expect.Equal(t, strings.Count(log.String(), "level=WARN"), 1, "warnings of a key in\n%s", &log)
 	other, otherKey := a.pair(loopback)
@@ -757,6 +759,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	if got := shown(); got == fresh || got == old {
 		t.Error("the certificate was not read again after a mistake")
 	}
+	expect.Error(t, pair.Stale(), nil, "after a mistake")
 	expect.That(t, expect.Err(pair.Server(key, true)) != nil, "a file without a certificate is an authority")
 }
 

@@ -29,7 +29,7 @@ type Pair struct {
 	mu     sync.Mutex
 	state  [2]filestate.State // guarded by mu; of the files when they were last read
 	loaded *tls.Certificate   // guarded by mu
-	warned string             // guarded by mu; the last logged error, "" if the files are readable
+	stale  error              // guarded by mu; why the files could not be read, nil if loaded is from them
 	check  *check             // guarded by mu; the running one, or nil
 }
 
@@ -48,7 +48,7 @@ const (
 
 // NewPair reads a certificate, followed by any intermediate certificates, and its key, both PEM. If a later reload
 // fails or takes more than a second, the Pair logs a warning and continues to use the certificate that it read last; a
-// nil log discards it.
+// nil log discards it. Stale returns the reason.
 func NewPair(cert, key string, log *slog.Logger) (*Pair, error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	p := &Pair{cert: cert, key: key, log: log, load: load}
@@ -123,7 +123,9 @@ func (p *Pair) reload(c *check, old [2]filestate.State) {
 	case err != nil:
 		p.warn(err)
 	case !same:
-		p.loaded, p.state, p.warned = fresh, now, ""
+		p.loaded, p.state, p.stale = fresh, now, nil
+	default: // perhaps again, after other versions
+		p.stale = nil
 	}
 	p.check = nil
 	close(c.done)
@@ -131,10 +133,19 @@ func (p *Pair) reload(c *check, old [2]filestate.State) {
 
 // warn logs why the certificate cannot be reloaded, once and not for every connection. The caller holds p.mu.
 func (p *Pair) warn(err error) {
-	if text := err.Error(); text != p.warned {
-		p.warned = text
+	if p.stale == nil || p.stale.Error() != err.Error() {
 		p.log.Warn("cannot reload the certificate; the previous one stays in use", "err", err)
 	}
+	p.stale = err
+}
+
+// Stale reads changed files, as the next handshake would, and returns why they could not be read. Until it returns nil,
+// the previous certificate is in use. It waits for at most a second.
+func (p *Pair) Stale() error {
+	p.current()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stale
 }
 
 // Server returns the TLS configuration of a server that presents the pair. If clientCA, a PEM file, is not empty, the

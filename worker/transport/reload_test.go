@@ -5,6 +5,7 @@ package transport
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestHandshakeDoesNotWaitForFiles checks that files that cannot be read in time delay one handshake briefly, and that
@@ -42,8 +44,25 @@ func TestHandshakeDoesNotWaitForFiles(t *testing.T) {
 			}
 		}
 		expect.Equal(t, strings.Count(log.String(), "does not answer within 1s"), 1, "warnings in\n%s", log.String())
+		expect.Message(t, p.Stale(), "does not answer within 1s")
 		close(answer)
 		synctest.Wait()
+		expect.Error(t, p.Stale(), nil, "after the files were read")
 		expect.That(t, p.current() == fresh, "got the old certificate, want the one that was read")
 	})
+}
+
+// TestReturnedFilesAreNotStale: if the files that were read last are back, their certificate is the current one.
+func TestReturnedFilesAreNotStale(t *testing.T) {
+	dir := t.TempDir()
+	mistake := errors.New("a mistake")
+	p := &Pair{
+		cert: filepath.Join(dir, "cert"), key: filepath.Join(dir, "key"), loaded: &tls.Certificate{},
+		log:  slog.New(slog.DiscardHandler),
+		load: func(string, string) (*tls.Certificate, error) { return nil, mistake },
+	}
+	must.Succeed(t, os.WriteFile(p.cert, nil, 0o600))
+	expect.Error(t, p.Stale(), mistake, "with another version")
+	must.Succeed(t, os.Remove(p.cert))
+	expect.Error(t, p.Stale(), nil, "with the version that was read last")
 }

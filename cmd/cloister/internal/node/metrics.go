@@ -78,6 +78,11 @@ func (n *Node) storeMetrics() []metric {
 			return boolValue(text != "")
 		}})
 	}
+	if n.Ready.Certificate != nil {
+		metrics = append(metrics, metric{"cloister_tls_stale", "1 if the current file of --tls-cert or --tls-key is invalid or unreadable, so that the previous certificate is in use.", func() float64 {
+			return boolValue(n.Ready.Certificate() != "")
+		}})
+	}
 	if n.overlay != nil {
 		moved := func(f func(overlay.Stats) int64) func() float64 {
 			return func() float64 { return float64(f(n.overlay.Stats())) }

@@ -40,6 +40,9 @@ type readiness struct {
 	// Callers returns why the callers file is not in force, "" if it is, and whether calls are refused until it is; nil
 	// without such a file.
 	Callers func() (text string, closed bool)
+	// Certificate returns why the certificate in the files is not in use, "" if it is; nil without TLS. It does not make
+	// the server unready: the previous certificate stays in use.
+	Certificate func() string
 	// Workers returns why no worker takes actions, "" if some do; nil if workers cannot be drained.
 	Workers func() string
 }
@@ -102,6 +105,11 @@ func (r *readiness) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	}
 	if text, closed := r.callers(); text != "" && !closed {
 		reasons = append(reasons, text)
+	}
+	if r.Certificate != nil {
+		if text := r.Certificate(); text != "" {
+			reasons = append(reasons, text)
+		}
 	}
 	if r.notes != nil {
 		reasons = append(reasons, r.notes()...)

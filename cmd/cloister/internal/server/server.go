@@ -136,6 +136,9 @@ func (s *server) assemble(ctx context.Context) error {
 	if s.Auth.rules != nil {
 		n.Ready.Callers = s.Auth.stale
 	}
+	if s.Auth.pair != nil {
+		n.Ready.Certificate = s.Auth.staleCertificate
+	}
 	return n.ServeMetrics()
 }
 

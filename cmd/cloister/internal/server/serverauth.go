@@ -27,7 +27,8 @@ type Auth struct {
 
 	// Set by open: the rules, nil if everyone has all rights, and the TLS options.
 	rules  *access.Live
-	config *tls.Config // nil without TLS
+	pair   *transport.Pair // nil without TLS, as config
+	config *tls.Config
 	tls    []grpc.ServerOption
 }
 
@@ -64,7 +65,7 @@ func (a *Auth) open(log *slog.Logger) error {
 		if err != nil {
 			return exit.New(exit.Usage, fmt.Errorf("--tls-client-ca: %w", err))
 		}
-		a.config, a.tls = config, []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
+		a.pair, a.config, a.tls = pair, config, []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
 	}
 	if a.auth == "" {
 		return nil
@@ -97,6 +98,14 @@ func (a *Auth) stale() (text string, closed bool) {
 	default:
 		return fmt.Sprintf("previous rights are in force: the callers file cannot be read: %v", err), false
 	}
+}
+
+// staleCertificate returns why the certificate in the files is not in use, "" if it is.
+func (a *Auth) staleCertificate() string {
+	if err := a.pair.Stale(); err != nil {
+		return fmt.Sprintf("previous certificate is in use: the certificate cannot be read: %v", err)
+	}
+	return ""
 }
 
 // close ends what open began.
