@@ -55,10 +55,10 @@ func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context
 	}
 }
 
-// queryMissing returns the blobs of ds that are absent from the upstream. None of ds is local. With WriteBack, it
-// queues the present ones for renewal in the background, so that slow renewals do not delay it. It renews those that do
-// not fit into the queue before it returns, since they may expire before their next use. The query may outlive the
-// call, so callers must not modify ds.
+// queryMissing returns the blobs of ds that are absent from the upstream. None of ds is local. It queues the present
+// ones for renewal in the background, so that slow renewals do not delay it: if the client gave up, the next query
+// would begin them again. It renews those that do not fit into the queue before it returns, since they may expire
+// before their next use. The query may outlive the call, so callers must not modify ds.
 func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	a := s.absenter()
 	if a == nil {
@@ -90,7 +90,7 @@ func (s *store) ask(ctx context.Context, absent func(context.Context, []cas.Dige
 
 // absenter returns the upstream's Absent method if queries must not renew, otherwise nil.
 func (s *store) absenter() absenter {
-	if s.o.config.Policy == WriteThrough || s.o.uses.interval <= 0 {
+	if s.o.uses.interval <= 0 {
 		return nil
 	}
 	a, _ := cas.As[absenter](s.upstream.Store)

@@ -209,49 +209,58 @@ func (s *slowRenewer) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest,
 	return absent, err
 }
 
-// TestSlowRenewalsDoNotDelayQueries checks that with WriteBack, blobs that only the upstream has are renewed in the
-// background, and that those that cannot be renewed are then missing.
+// TestSlowRenewalsDoNotDelayQueries checks that blobs that only the upstream has are renewed in the background, and
+// that those that cannot be renewed are then missing.
 func TestSlowRenewalsDoNotDelayQueries(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		upstream := &slowRenewer{expiringStore: newExpiring(24 * time.Hour)}
-		_, upstream.slow = put(t, upstream, 1, 100)
-		_, upstream.bad = put(t, upstream, 2, 100)
-		_, other := put(t, upstream, 3, 100)
-		time.Sleep(13 * time.Hour)
-		local := castest.NewMemory()
-		s := instance(t, open(t, overlay.Config{
-			Local: one(local, local), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
-		})).Store
-		wantMissing(t, "at first", s, []cas.Digest{upstream.slow, upstream.bad}, nil)
-		wantMissing(t, "meanwhile", s, []cas.Digest{other}, nil)
-		time.Sleep(2 * time.Minute)
-		wantMissing(t, "afterwards", s, []cas.Digest{upstream.slow, upstream.bad}, []cas.Digest{upstream.bad})
-		put(t, s, 2, 100)
-		wantMissing(t, "put again", s, []cas.Digest{upstream.bad}, nil)
-		time.Sleep(12 * time.Hour)
-		wantMissing(t, "upstream after a lifetime", upstream.expiringStore, []cas.Digest{upstream.slow}, nil)
-	})
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				upstream := &slowRenewer{expiringStore: newExpiring(24 * time.Hour)}
+				_, upstream.slow = put(t, upstream, 1, 100)
+				_, upstream.bad = put(t, upstream, 2, 100)
+				_, other := put(t, upstream, 3, 100)
+				time.Sleep(13 * time.Hour)
+				local := castest.NewMemory()
+				s := instance(t, open(t, overlay.Config{
+					Local: one(local, local), Upstream: one(upstream, upstream), Policy: policy,
+				})).Store
+				wantMissing(t, "at first", s, []cas.Digest{upstream.slow, upstream.bad}, nil)
+				wantMissing(t, "meanwhile", s, []cas.Digest{other}, nil)
+				time.Sleep(2 * time.Minute)
+				wantMissing(t, "afterwards", s, []cas.Digest{upstream.slow, upstream.bad}, []cas.Digest{upstream.bad})
+				put(t, s, 2, 100)
+				wantMissing(t, "put again", s, []cas.Digest{upstream.bad}, nil)
+				time.Sleep(12 * time.Hour)
+				wantMissing(t, "upstream after a lifetime", upstream.expiringStore, []cas.Digest{upstream.slow}, nil)
+			})
+		})
+	}
 }
 
 // TestQueryRenewsWhatCannotBeQueued checks that while the renewal queue is full, a query renews blobs that only the
 // upstream has before it reports them present, and reports those that it cannot renew as missing.
 func TestQueryRenewsWhatCannotBeQueued(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		upstream := &slowRenewer{expiringStore: newExpiring(24 * time.Hour)}
-		_, old := put(t, upstream, 1, 100)
-		_, upstream.bad = put(t, upstream, 2, 100)
-		_, absent := castest.Blob(3, 100)
-		time.Sleep(13 * time.Hour)
-		local := castest.NewMemory()
-		o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream), Policy: overlay.WriteBack})
-		s := instance(t, o).Store
-		o.FillRenewals()
-		wantMissing(t, "with a full queue", s, []cas.Digest{absent, upstream.bad, old}, []cas.Digest{absent, upstream.bad})
-		time.Sleep(time.Hour)
-		wantMissing(t, "afterwards", s, []cas.Digest{upstream.bad}, []cas.Digest{upstream.bad})
-		time.Sleep(11 * time.Hour)
-		wantMissing(t, "upstream after a lifetime", upstream.expiringStore, []cas.Digest{old}, nil)
-	})
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				upstream := &slowRenewer{expiringStore: newExpiring(24 * time.Hour)}
+				_, old := put(t, upstream, 1, 100)
+				_, upstream.bad = put(t, upstream, 2, 100)
+				_, absent := castest.Blob(3, 100)
+				time.Sleep(13 * time.Hour)
+				local := castest.NewMemory()
+				o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream), Policy: policy})
+				s := instance(t, o).Store
+				o.FillRenewals()
+				wantMissing(t, "with a full queue", s, []cas.Digest{absent, upstream.bad, old},
+					[]cas.Digest{absent, upstream.bad})
+				time.Sleep(time.Hour)
+				wantMissing(t, "afterwards", s, []cas.Digest{upstream.bad}, []cas.Digest{upstream.bad})
+				time.Sleep(11 * time.Hour)
+				wantMissing(t, "upstream after a lifetime", upstream.expiringStore, []cas.Digest{old}, nil)
+			})
+		})
+	}
 }
 
 // TestEmptiedUpstreamIsFilled checks that blobs used locally return to an upstream that somebody has emptied, although
