@@ -12,7 +12,7 @@ func (o *Overlay) Unsent(d cas.Digest) bool {
 	o.unsent.mu.Lock()
 	defer o.unsent.mu.Unlock()
 	m := o.unsent.marks[key{"", d}]
-	return m != nil && m.kept
+	return m != nil && m.kept && !m.sent
 }
 
 // HoldSent blocks recordSent, after it has struck out an unsent blob, until release is called.

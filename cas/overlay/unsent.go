@@ -17,8 +17,8 @@ const unsentSuffix = ".unsent"
 
 // unsent are the large blobs that the local store may have although the upstream does not: WriteThrough stores them
 // locally first. A blob is recorded before its local copy becomes visible, and struck out when the upstream has it. A
-// blob that an earlier WriteBack left, and that is too large for the upstream, is recorded when it is given up. The
-// records survive the end of the process.
+// blob that is present already needs no record when it is put again. A blob that an earlier WriteBack left, and that is
+// too large for the upstream, is recorded when it is given up. The records survive the end of the process.
 type unsent struct {
 	limit int            // of marks
 	work  sync.WaitGroup // has the running compaction
@@ -31,10 +31,12 @@ type unsent struct {
 	closed     bool          // guarded by mu
 }
 
-// A mark is the state of one unsent blob.
+// A mark is the state of one blob that is unsent or is being put.
 type mark struct {
-	puts int  // running calls of Put
-	kept bool // the local store has a copy, and the upstream does not
+	puts     int  // running calls of Put
+	kept     bool // the local store has a copy
+	sent     bool // the blob is not unsent: the upstream has it, or it was present before it was put again
+	recorded bool // log has it
 }
 
 // openUnsent reads the file at path.
@@ -47,7 +49,7 @@ func openUnsent(path string) (*unsent, error) {
 		case err != nil:
 			return err
 		case verb == added:
-			u.marks[key{e.instance, e.digest}] = &mark{kept: true}
+			u.marks[key{e.instance, e.digest}] = &mark{kept: true, recorded: true}
 		default:
 			delete(u.marks, key{e.instance, e.digest})
 		}
@@ -59,8 +61,8 @@ func openUnsent(path string) (*unsent, error) {
 
 func (k key) record(verb string) []byte { return entry{blob, k.instance, k.digest}.record(verb) }
 
-// begin records k for a Put, which calls end, or returns false if there is no room.
-func (u *unsent) begin(k key) (bool, error) {
+// begin records k, unless it is present, for a Put, which calls end. It returns false if there is no room.
+func (u *unsent) begin(k key, present bool) (bool, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	m := u.marks[k]
@@ -68,18 +70,29 @@ func (u *unsent) begin(k key) (bool, error) {
 		if len(u.marks) >= u.limit {
 			return false, nil
 		}
-		if err := u.log.Append(k.record(added)); err != nil {
+		m = &mark{kept: present, sent: present}
+	}
+	if !m.sent && !m.recorded {
+		if err := u.record(k, m); err != nil {
 			return false, writeError("list of blobs that are not in the upstream yet", err)
 		}
-		u.records++
-		m = &mark{}
-		u.marks[k] = m
 	}
+	u.marks[k] = m
 	m.puts++
 	return true, nil
 }
 
-// stored records that the local store has a copy, before the upstream does.
+// record appends a record of k. The caller holds mu.
+func (u *unsent) record(k key, m *mark) error {
+	if err := u.log.Append(k.record(added)); err != nil {
+		return err
+	}
+	u.records++
+	m.recorded = true
+	return nil
+}
+
+// stored records that the local store has a copy.
 func (u *unsent) stored(k key) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -105,21 +118,43 @@ func (u *unsent) sent(instance string, ds ...cas.Digest) {
 	for _, d := range ds {
 		k := key{instance, d}
 		if m := u.marks[k]; m != nil {
-			m.kept = false
+			m.sent = true
 			u.strike(k, m)
 		}
 	}
 }
 
-// strike removes k unless its mark is in use. A record that cannot be written is no error: after a restart the blob is
-// put once more. The caller holds mu.
-func (u *unsent) strike(k key, m *mark) {
-	if m.puts > 0 || m.kept {
+// lost records that neither store has ds: those that are being put are unsent from now on. A record that cannot be
+// written is no error: after a restart, the blob counts as present until its next use.
+func (u *unsent) lost(instance string, ds ...cas.Digest) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.marks) == 0 {
 		return
 	}
-	delete(u.marks, k)
-	if err := u.log.Append(k.record(struck)); err == nil {
-		u.records++
+	for _, d := range ds {
+		k := key{instance, d}
+		if m := u.marks[k]; m != nil && m.sent {
+			m.sent = false
+			_ = u.record(k, m)
+		}
+	}
+}
+
+// strike strikes out k unless it is or may become unsent, and removes its mark if no Put runs. A record that cannot be
+// written is no error: after a restart the blob is put once more. The caller holds mu.
+func (u *unsent) strike(k key, m *mark) {
+	if !m.sent && (m.kept || m.puts > 0) {
+		return
+	}
+	if m.puts == 0 {
+		delete(u.marks, k)
+	}
+	if m.recorded {
+		m.recorded = false
+		if err := u.log.Append(k.record(struck)); err == nil {
+			u.records++
+		}
 	}
 	if u.records > 2*len(u.marks)+200 && !u.compacting && !u.closed {
 		u.compacting = true
@@ -135,16 +170,19 @@ func (u *unsent) strike(k key, m *mark) {
 // compact rewrites the file with only the current records. The caller holds mu, which compact releases meanwhile. Only
 // one call may run at a time.
 func (u *unsent) compact() error {
-	marks, before := len(u.marks), u.records
+	current, before := 0, u.records
 	err := u.log.Compact(&u.mu, func(yield func([]byte) bool) {
-		for k := range u.marks {
-			if !yield(k.record(added)) {
+		for k, m := range u.marks {
+			if !m.recorded {
+				continue
+			}
+			if current++; !yield(k.record(added)) {
 				return
 			}
 		}
 	})
 	if err == nil {
-		u.records += marks - before
+		u.records += current - before
 	}
 	return err
 }
@@ -160,7 +198,7 @@ func (u *unsent) close() error {
 	return u.log.Close()
 }
 
-// has adds the blobs among ds to found.
+// has adds the unsent blobs among ds to found.
 func (u *unsent) has(instance string, ds []cas.Digest, found map[cas.Digest]bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -168,7 +206,7 @@ func (u *unsent) has(instance string, ds []cas.Digest, found map[cas.Digest]bool
 		return
 	}
 	for _, d := range ds {
-		if u.marks[key{instance, d}] != nil {
+		if m := u.marks[key{instance, d}]; m != nil && !m.sent {
 			found[d] = true
 		}
 	}

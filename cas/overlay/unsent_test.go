@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -118,6 +119,146 @@ func TestUnfinishedUploadIsMissing(t *testing.T) {
 		must.Succeed(t, <-done)
 	}
 	wantMissing(t, "after the upload", p.store, []cas.Digest{d}, nil)
+}
+
+// A pausedPut is a Put that waits for the rest of its blob.
+type pausedPut struct {
+	rest io.WriteCloser
+	done chan error
+}
+
+// pausePut starts a Put of b that has read nothing but the first byte.
+func pausePut(t *testing.T, s cas.Store, d cas.Digest, b []byte) pausedPut {
+	t.Helper()
+	r, w := io.Pipe()
+	put := pausedPut{w, make(chan error, 1)}
+	go func() {
+		err := s.Put(t.Context(), d, r)
+		r.Close()
+		put.done <- err
+	}()
+	must.Get(w.Write(b[:1]))(t)
+	return put
+}
+
+// finish sends the rest of b, and returns the error of the Put.
+func (p pausedPut) finish(b []byte) error {
+	p.rest.Write(b[1:])
+	p.rest.Close()
+	return <-p.done
+}
+
+// TestSlowPutHidesNoAcknowledgedBlob puts a blob while another Put of it waits for its client. It is present once it is
+// acknowledged, also after a restart, whatever becomes of the slow Put.
+func TestSlowPutHidesNoAcknowledgedBlob(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	b, d := castest.Blob(1, 3<<20)
+	ds := []cas.Digest{d}
+	slow := pausePut(t, p.store, d, b)
+	wantMissing(t, "being put", p.store, ds, ds)
+	must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(b)))
+	wantMissing(t, "acknowledged", p.store, ds, nil)
+	wantPutMissing(t, p.store, d)
+	first := p.store
+	p.restart(t, overlay.WriteThrough)
+	wantMissing(t, "after a restart", p.store, ds, nil)
+	p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Put)
+	wantError(t, "slow Put", slow.finish(b), cas.ErrUpstreamFull)
+	wantMissing(t, "after the slow Put", first, ds, nil)
+	p.restart(t, overlay.WriteThrough)
+	wantMissing(t, "after the slow Put and a restart", p.store, ds, nil)
+}
+
+// TestRepeatedPutHidesNoBlob puts a blob that is local and in the upstream again. It stays present meanwhile, and when
+// that fails.
+func TestRepeatedPutHidesNoBlob(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	b, d := put(t, p.store, 1, 3<<20)
+	ds := []cas.Digest{d}
+	p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Put)
+	gate := p.faultyUpstream.Hold(faulty.Put)
+	done := make(chan error, 1)
+	go func() { done <- p.store.Put(t.Context(), d, bytes.NewReader(b)) }()
+	gate.Arrived()
+	wantMissing(t, "put again", p.store, ds, nil)
+	wantPutMissing(t, p.store, d)
+	gate.Open()
+	wantError(t, "Put", <-done, cas.ErrUpstreamFull)
+	for range 2 {
+		wantMissing(t, "after the failure", p.store, ds, nil)
+		wantPutMissing(t, p.store, d)
+		p.restart(t, overlay.WriteThrough)
+	}
+}
+
+// TestFailedPutsStayMissing checks that a second failure does not make an unsent blob present.
+func TestFailedPutsStayMissing(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Put)
+	b, d := castest.Blob(1, 3<<20)
+	for range 3 { // the last one after a restart
+		for range 2 {
+			wantError(t, "Put", p.store.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrUpstreamFull)
+			wantMissing(t, "after a failure", p.store, []cas.Digest{d}, []cas.Digest{d})
+		}
+		p.restart(t, overlay.WriteThrough)
+		wantMissing(t, "after a restart", p.store, []cas.Digest{d}, []cas.Digest{d})
+	}
+}
+
+// TestBlobLostDuringPutStaysMissing loses the only copy of a blob, or both copies, while it is put again. If the Put
+// then fails in the upstream, its local copy must not make the blob present.
+func TestBlobLostDuringPutStaysMissing(t *testing.T) {
+	for name, notice := range map[string]func(t *testing.T, s cas.Store, d cas.Digest){
+		"query": func(t *testing.T, s cas.Store, d cas.Digest) {
+			wantMissing(t, "lost", s, []cas.Digest{d}, []cas.Digest{d})
+		},
+		"read": func(t *testing.T, s cas.Store, d cas.Digest) {
+			wantError(t, "Open", expect.Err(s.Open(t.Context(), d, 0)), cas.ErrNotFound)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, overlay.WriteThrough)
+			b, d := put(t, p.local, 1, 3<<20)
+			again := pausePut(t, p.store, d, b)
+			wantMissing(t, "put again", p.store, []cas.Digest{d}, nil)
+			p.local.Delete(d)
+			notice(t, p.store, d)
+			p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Put)
+			wantError(t, "Put", again.finish(b), cas.ErrUpstreamFull)
+			must.Be(t, has(t, p.local, d), "the Put has left no local copy; adapt this test")
+			for range 2 {
+				wantMissing(t, "after the failure", p.store, []cas.Digest{d}, []cas.Digest{d})
+				p.restart(t, overlay.WriteThrough)
+			}
+			p.faultyUpstream.Heal()
+			must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(b)))
+			wantMissing(t, "sent", p.store, []cas.Digest{d}, nil)
+		})
+	}
+}
+
+// TestLeftoverStaysMissingDuringPut checks that a blob that WriteBack has not sent is not taken for one that was
+// present, although it is local: it stays missing while it is put with WriteThrough, and when the Put fails.
+func TestLeftoverStaysMissingDuringPut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		disconnect(p.faultyUpstream)
+		b, d := put(t, p.store, 1, 3<<20)
+		p.restart(t, overlay.WriteThrough)
+		synctest.Wait() // both senders pause
+		p.faultyUpstream.Heal()
+		p.faultyUpstream.Fail(fmt.Errorf("%w (%w)", cas.ErrUpstreamFull, errors.ErrUnsupported), faulty.Put)
+		slow := pausePut(t, p.store, d, b)
+		time.Sleep(time.Minute) // the sender gives it up
+		expect.Equal(t, p.Stats().Pending, 0, "pending")
+		wantMissing(t, "being put", p.store, []cas.Digest{d}, []cas.Digest{d})
+		wantError(t, "Put", slow.finish(b), cas.ErrUpstreamFull)
+		for range 2 {
+			wantMissing(t, "after the failure", p.store, []cas.Digest{d}, []cas.Digest{d})
+			p.restart(t, overlay.WriteThrough)
+		}
+	})
 }
 
 // TestPutAtTheEndOfAnUpload puts a blob again while the end of its upload is being recorded. It must not be missing

@@ -82,7 +82,8 @@ func (o *Overlay) unusable(instance string, err error) bool {
 }
 
 // putLarge is Put with WriteThrough for a blob that does not fit into memory. The upstream gets it from the local
-// store, since the client may be slow or pause: meanwhile, the blob is unsent, and thus missing.
+// store, since the client may be slow or pause: meanwhile, the blob is unsent, and thus missing, unless it was present
+// before or another Put has sent it.
 func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if h, ok := cas.As[healthChecker](s.upstream.Store); ok {
 		if err := h.Err(); err != nil {
@@ -90,7 +91,7 @@ func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
 		}
 	}
 	k := key{s.name, d}
-	room, err := s.o.unsent.begin(k)
+	room, err := s.o.unsent.begin(k, s.present(ctx, d))
 	if err != nil {
 		return err
 	}
@@ -107,6 +108,14 @@ func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
 	}
 	s.o.unsent.stored(k)
 	return s.o.await(ctx, s.upload(k))
+}
+
+// present reports whether d is local and not missing. It renews the lease of d.
+func (s *store) present(ctx context.Context, d cas.Digest) bool {
+	ds := []cas.Digest{d}
+	absent, err := s.local.Store.Missing(ctx, ds)
+	// If another Put stores d meanwhile, it has been marked before it is local.
+	return err == nil && len(absent) == 0 && len(s.suspect(ds, ds)) == 0
 }
 
 // upload returns the running upload of k, or starts one: over a slow connection it takes longer than clients wait, and

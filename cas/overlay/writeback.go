@@ -208,7 +208,7 @@ func (o *Overlay) keptUnsent(e entry) bool {
 		return true
 	}
 	k := key{e.instance, e.digest}
-	room, err := o.unsent.begin(k)
+	room, err := o.unsent.begin(k, false)
 	if !room || err != nil {
 		return false
 	}
