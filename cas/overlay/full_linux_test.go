@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
@@ -140,4 +143,50 @@ func TestFullJournal(t *testing.T) {
 	p.drain(t)
 	expect.That(t, has(t, p.upstream, before) && has(t, p.upstream, after) && has(t, p.upstream, refused),
 		"acknowledged writes are not in the upstream")
+}
+
+// failSync replaces the open file at path by a device that accepts writes and cannot be synced.
+func failSync(t *testing.T, path string) {
+	t.Helper()
+	null := must.Get(os.OpenFile(os.DevNull, os.O_RDWR, 0))(t)
+	defer null.Close()
+	for _, e := range must.Get(os.ReadDir("/proc/self/fd"))(t) {
+		if link, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && link == path {
+			fd := must.Get(strconv.Atoi(e.Name()))(t)
+			must.Succeed(t, syscall.Dup3(int(null.Fd()), fd, syscall.O_CLOEXEC))
+			return
+		}
+	}
+	t.Fatalf("%s is not open", path)
+}
+
+// TestRecordsAreSynced checks that with Config.Sync, a large blob is not stored locally before its record is synced, and
+// WriteBack acknowledges nothing before its entry is synced.
+func TestRecordsAreSynced(t *testing.T) {
+	for _, c := range []struct {
+		policy overlay.Policy
+		suffix string
+		kept   bool // the blob is stored before its entry is written
+	}{{overlay.WriteThrough, ".unsent", false}, {overlay.WriteBack, "", true}} {
+		for _, sync := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%d sync=%t", c.policy, sync), func(t *testing.T) {
+				journal := filepath.Join(must.Get(filepath.EvalSymlinks(t.TempDir()))(t), "journal")
+				local, upstream := castest.NewMemory(), faulty.New(castest.NewMemory(), nil)
+				disconnect(upstream)
+				o := open(t, overlay.Config{
+					Local: one(local, local), Upstream: one(upstream, upstream), Policy: c.policy, Journal: journal, Sync: sync,
+				})
+				s := instance(t, o).Store
+				write := func(seed byte) (cas.Digest, error) {
+					b, d := castest.Blob(seed, 3<<20)
+					return d, s.Put(t.Context(), d, bytes.NewReader(b))
+				}
+				write(1) // opens the file
+				failSync(t, journal+c.suffix)
+				d, err := write(2)
+				expect.Equal(t, errors.Is(err, cas.ErrUnwritable), sync, "ErrUnwritable (got %v)", err)
+				expect.Equal(t, has(t, local, d), c.kept || !sync, "the blob is local")
+			})
+		}
+	}
 }

@@ -125,11 +125,12 @@ func appendRecord(b []byte, verb string, e entry, since time.Time) []byte {
 }
 
 // openPending reads and compacts the journal at path, or creates it. Added blobs and results count as renewed in uses.
-func openPending(path string, uses *uses) (*pending, error) {
+// If synced, records survive a power failure.
+func openPending(path string, synced bool, uses *uses) (*pending, error) {
 	p := &pending{uses: uses, items: newItems()}
 	p.changed = sync.NewCond(&p.mu)
 	var err error
-	p.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
+	p.log, err = durable.Open(durable.Config{Path: path, Sync: synced, Replay: func(record []byte) error {
 		verb, e, at, err := parseRecord(record)
 		switch {
 		case err != nil:
@@ -211,7 +212,8 @@ func (e entry) bytes() int64 {
 	return e.digest.Size()
 }
 
-// add adds entries. If it returns nil, they survive the end of the process. It keeps ds.
+// add adds entries. If it returns nil, they survive the end of the process, and with Config.Sync a power failure. It
+// keeps ds.
 func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
 	if len(ds) == 0 {
 		return nil

@@ -10,9 +10,10 @@
 // With WriteThrough, a blob written through the overlay is present only once the upstream has it, also after a crash. A
 // blob that the local store had before, for example because it was used without this upstream, counts as present and is
 // sent at its first use. A small blob goes to the upstream first, from memory. A large blob is recorded as unsent and
-// then goes to the local store first, because its client may be slow. The record is not synced: if a power failure
-// loses it and keeps the blob, the blob counts as present until its next use shows that the upstream lacks it. Entries
-// that an earlier WriteBack has not sent are sent in the background, and their blobs are missing until then.
+// then goes to the local store first, because its client may be slow. Without Config.Sync, the record is not synced: if
+// a power failure loses it and keeps the blob, the blob counts as present until its next use shows that the upstream
+// lacks it. Entries that an earlier WriteBack has not sent are sent in the background, and their blobs are missing
+// until then.
 // With WriteBack, writes do not wait for the upstream, and queries wait only briefly. Written blobs are sent without
 // asking whether the upstream has them. While the overlay is in use, the sender pauses between rounds.
 // The upstream does not see local uses and may delete blobs that seem unused. Therefore the first use of a blob or
@@ -43,8 +44,8 @@ type Policy uint8
 const (
 	// WriteThrough writes to the upstream before it acknowledges. A blob's write fails if the upstream is unreachable.
 	WriteThrough Policy = iota
-	// WriteBack acknowledges local writes, and sends them later. A journal keeps pending writes across restarts, but
-	// not across a power failure: after one, the upstream gets a blob at its next use.
+	// WriteBack acknowledges local writes, and sends them later. A journal keeps pending writes across restarts, and
+	// with Config.Sync across a power failure. Without it, the upstream then gets a blob at its next use.
 	WriteBack
 )
 
@@ -58,6 +59,8 @@ type Config struct {
 	Policy          Policy
 	// Journal is the path of a file that no other overlay uses. Another file has this name with the suffix .unsent.
 	Journal string
+	// Sync makes the records in both files survive a power failure. It is useful if the local store syncs its writes.
+	Sync bool
 	// RenewInterval is the interval in which the local leases of pending writes are renewed. It must be less than the
 	// lease time of the local store; 0 means an hour.
 	RenewInterval time.Duration
@@ -191,11 +194,11 @@ func (c *Config) upstreamInterval() time.Duration {
 
 // openFiles opens the journal and the list of unsent blobs.
 func (o *Overlay) openFiles() (err error) {
-	if o.unsent, err = openUnsent(o.config.Journal + unsentSuffix); err != nil {
+	if o.unsent, err = openUnsent(o.config.Journal+unsentSuffix, o.config.Sync); err != nil {
 		return err
 	}
 	if err = o.prune(); err == nil && (o.config.Policy == WriteBack || !empty(o.config.Journal)) {
-		o.pending, err = openPending(o.config.Journal, o.uses)
+		o.pending, err = openPending(o.config.Journal, o.config.Sync, o.uses)
 	}
 	if err != nil {
 		return errors.Join(err, o.unsent.log.Close())

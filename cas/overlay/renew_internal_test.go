@@ -66,7 +66,7 @@ func TestRestsShortenGradually(t *testing.T) {
 // TestRepeatedWritesAreBounded checks that repeated writes of the same blobs do not accumulate
 // while nobody takes entries.
 func TestRepeatedWritesAreBounded(t *testing.T) {
-	p := must.Get(openPending(filepath.Join(t.TempDir(), "journal"), newUses(-1)))(t)
+	p := must.Get(openPending(filepath.Join(t.TempDir(), "journal"), false, newUses(-1)))(t)
 	t.Cleanup(func() { must.Succeed(t, p.log.Close()) })
 	ds := make([]cas.Digest, maxWaiting/8)
 	for i := range ds {
@@ -83,7 +83,7 @@ func TestRepeatedWritesAreBounded(t *testing.T) {
 // TestLargeBacklogShortensRetriesOfResultsOnly checks that a blob that the upstream rejects is retried for a day, even
 // if many entries are pending.
 func TestLargeBacklogShortensRetriesOfResultsOnly(t *testing.T) {
-	p := must.Get(openPending(filepath.Join(t.TempDir(), "journal"), newUses(-1)))(t)
+	p := must.Get(openPending(filepath.Join(t.TempDir(), "journal"), false, newUses(-1)))(t)
 	t.Cleanup(func() { must.Succeed(t, p.log.Close()) })
 	ds := make([]cas.Digest, maxBacklog)
 	for i := range ds {

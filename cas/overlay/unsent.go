@@ -18,7 +18,8 @@ const unsentSuffix = ".unsent"
 // unsent are the large blobs that the local store may have although the upstream does not: WriteThrough stores them
 // locally first. A blob is recorded before its local copy becomes visible, and struck out when the upstream has it. A
 // blob that is present already needs no record when it is put again. A blob that an earlier WriteBack left, and that is
-// too large for the upstream, is recorded when it is given up. The records survive the end of the process.
+// too large for the upstream, is recorded when it is given up. The records survive the end of the process, and with
+// Config.Sync a power failure.
 type unsent struct {
 	limit int            // of marks
 	work  sync.WaitGroup // has the running compaction
@@ -39,11 +40,11 @@ type mark struct {
 	recorded bool // log has it
 }
 
-// openUnsent reads the file at path.
-func openUnsent(path string) (*unsent, error) {
+// openUnsent reads the file at path. If synced, records survive a power failure.
+func openUnsent(path string, synced bool) (*unsent, error) {
 	u := &unsent{limit: maxUnsent, marks: map[key]*mark{}}
 	var err error
-	u.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
+	u.log, err = durable.Open(durable.Config{Path: path, Sync: synced, Replay: func(record []byte) error {
 		verb, e, _, err := parseRecord(record)
 		switch {
 		case err != nil:

@@ -267,7 +267,7 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	n.stopSending() // Close waits for pending writes only after SendPending
 	if n.Upstream != nil {
 		n.overlay, err = overlay.New(overlay.Config{
-			Local: n.Store.Instance, Policy: n.writePolicy,
+			Local: n.Store.Instance, Policy: n.writePolicy, Sync: n.Sync,
 			Upstream: n.Upstream.full.instances(n.Upstream.instances, math.MaxInt64),
 			Journal:  storedir.Journal(n.Dir), RenewInterval: n.Renew(),
 			UpstreamInterval: n.Config.Upstream.RenewInterval, Log: n.Log,
