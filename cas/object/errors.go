@@ -57,6 +57,12 @@ type refused struct{ error }
 
 func (e *refused) Unwrap() error { return e.error }
 
+// isRefused reports whether err is a refused.
+func isRefused(err error) bool {
+	_, ok := errors.AsType[*refused](err)
+	return ok
+}
+
 // throttling has the codes of responses that ask for fewer requests. SlowDownRead is not one of them: with it MinIO
 // reports that too few of its disks have a readable part of the object.
 var throttling = map[string]bool{

@@ -21,8 +21,9 @@
 // copying it onto itself. What Put stored, Missing reported present or Lookup returned stays for N/2 days; Open renews
 // nothing. S3 cannot copy a blob above 5 GiB in one call, and some servers do not reset the age of an object that is
 // copied onto itself. Missing reports such a blob as absent, and the client puts it again. The same applies to a blob
-// whose object the bucket fails to look up or has refused to read although it answers a probe, or refuses to copy
-// although it accepts uploads. Lookup reports a result that cannot be renewed as absent, and the action runs again.
+// whose object the bucket fails to look up or has refused to read although it answers a probe, or refuses to look up or
+// to copy although it accepts uploads. Lookup reports a result that cannot be renewed as absent, and the action runs
+// again.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy. An attempt ends after 10 seconds without
@@ -223,8 +224,8 @@ func (c *Client) probeWrites(ctx context.Context) error {
 const uploadsAge = time.Minute
 
 // probeUploads returns nil if the bucket permits reads and writes, now or within the last minute: a query may name
-// thousands of blobs that the bucket refuses to copy. Concurrent calls share a probe, which does not end with the
-// context of a caller.
+// thousands of blobs that the bucket refuses to look up or to copy. Concurrent calls share a probe, which does not end
+// with the context of a caller.
 func (c *Client) probeUploads(ctx context.Context) error {
 	answer := c.shared.DoChan("", func() (any, error) {
 		if time.Since(c.uploaded) < uploadsAge {

@@ -790,6 +790,9 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 			{"HEAD", 503, "SlowDownRead", false, nil},
 			{"HEAD GET", 503, "SlowDownRead", true, nil},
 			{"HEAD GET", 503, "SlowDown", false, cas.ErrThrottled},
+			{"HEAD", 403, "AccessDenied", false, nil},
+			{"HEAD GET", 403, "AccessDenied", true, nil}, // it has another owner
+			{"HEAD GET", 403, "RequestTimeTooSkewed", false, cas.ErrDenied},
 			{"HEAD GET copy probe", 503, "SlowDownRead", false, cas.ErrUnavailable},
 		} {
 			old()
@@ -850,6 +853,44 @@ func TestDeniedCopies(t *testing.T) {
 		key := "team/one/!/results/sha256/" + d.Hash() + "-1000"
 		s.replace(t, key, s.content(t, key), time.Now().Add(-6*24*time.Hour))
 		expect.Error(t, expect.Err(store.Lookup(t.Context(), d)), cas.ErrNotFound, "a result that cannot be renewed")
+		expect.Equal(t, s.uploads(t), 0, "uploads in parts that a probe left")
+	})
+}
+
+// TestDeniedObjects checks that objects that the bucket refuses to find and to read are missing if it permits uploads,
+// that many of them cost one probe of uploads, and that otherwise the query fails with the reason.
+func TestDeniedObjects(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		var ds []cas.Digest
+		for i := range 100 { // a bucket may also deny calls about absent objects
+			ds = append(ds, cas.SHA256.Sum(fmt.Append(nil, i)))
+		}
+		data := []byte("0")
+		put(t, store, data)
+		var uploads atomic.Int64 // of probes
+		deny := func(writes bool) {
+			s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, kind string, _ int) bool {
+				if r.Method == http.MethodPost {
+					uploads.Add(1)
+				}
+				denied := kind == "HEAD" || kind == "GET" || writes && r.Method == http.MethodPost
+				if denied {
+					refuse(w, 403, "AccessDenied", "")
+				}
+				return denied
+			}})
+		}
+		deny(true)
+		_, err := store.Missing(t.Context(), ds)
+		expect.Error(t, err, cas.ErrDenied, "without permission to write")
+		expect.Message(t, err, "write to the bucket in "+s.scheme)
+		deny(false)
+		uploads.Store(0)
+		expect.Slices(t, must.Get(store.Missing(t.Context(), ds))(t), ds, "missing")
+		expect.Equal(t, uploads.Load(), 1, "probes of uploads")
+		expect.Error(t, store.Err(), nil, "the bucket")
+		wantPutAgain(t, s, store, data)
 		expect.Equal(t, s.uploads(t), 0, "uploads in parts that a probe left")
 	})
 }

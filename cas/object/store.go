@@ -155,17 +155,23 @@ func (s *Store) present(ctx context.Context, d cas.Digest) error {
 // find returns the metadata of the object of d, or cas.ErrNotFound if it is absent or unusable.
 func (s *Store) find(ctx context.Context, what string, d cas.Digest) (info minio.ObjectInfo, err error) {
 	key := s.key(blobs, d)
+	var denied bool
 	err = s.do(ctx, "head", what, func(ctx context.Context) (err error) {
 		info, err = s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
+		denied = minio.ToErrorResponse(err).Code == minio.AccessDenied
 		return err
 	})
 	alone, err := s.failsAlone(ctx, what, err)
+	if denied && errors.Is(err, cas.ErrDenied) {
+		alone, err = s.deniedAlone(ctx, what, err)
+	}
 	if alone {
-		// A response to HEAD has no body, which would tell damage from throttling.
+		// A response to HEAD has no body, which would tell damage from throttling, and a refused object from a wrong
+		// clock.
 		var r *reader
 		if r, info, err = s.open(ctx, what, key, 0); err == nil {
 			err = r.Close()
-		} else if ofObject(err) {
+		} else if ofObject(err) || isRefused(err) {
 			err = unusable(err)
 		}
 	}
@@ -209,7 +215,7 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 	}
 	alone, err := s.failsAlone(ctx, what, err)
 	if denied && errors.Is(err, cas.ErrDenied) {
-		alone, err = s.deniesCopies(ctx, what, err)
+		alone, err = s.deniedAlone(ctx, what, err)
 	}
 	if alone {
 		err = unusable(err)
@@ -217,10 +223,11 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 	return err
 }
 
-// deniesCopies reports whether the bucket, which denied a copy with err, permits reads and writes. It may deny the copy
-// because access to the encryption key of the object was revoked; a new upload then replaces the object. If reads or
-// writes fail, too, an upload would not help, so deniesCopies returns the error of the probe, and queries fail with it.
-func (s *Store) deniesCopies(ctx context.Context, what string, err error) (bool, error) {
+// deniedAlone reports whether err, with which the bucket denied a query or a copy of an object, concerns that object
+// only: the bucket permits reads and writes. The object may have another owner, or access to its encryption key was
+// revoked; a new upload then replaces the object. If reads or writes fail, too, an upload would not help, so
+// deniedAlone returns the error of the probe, and queries fail with it.
+func (s *Store) deniedAlone(ctx context.Context, what string, err error) (bool, error) {
 	if failed := s.probeUploads(ctx); failed != nil {
 		return false, fmt.Errorf("%s: %w", what, failed)
 	}
@@ -281,7 +288,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		return http.NoBody, nil
 	}
 	r, info, err := s.open(ctx, what, s.key(blobs, d), off)
-	if _, ok := errors.AsType[*refused](err); ok && s.health.Probe(ctx) == nil {
+	if isRefused(err) && s.health.Probe(ctx) == nil {
 		// For example, access to its encryption key was revoked. The object stays unreadable until it is uploaded again.
 		err = fmt.Errorf("%w: the bucket refuses reads of this object only: %v", cas.ErrCorrupt, err)
 	}
