@@ -23,7 +23,8 @@
 // copied onto itself. Missing reports such a blob as absent, and the client puts it again. The same applies to a blob
 // whose object the bucket fails to look up or has refused to read although it answers a probe, or refuses to look up or
 // to copy although it accepts uploads. Lookup reports a result that cannot be renewed as absent, and the action runs
-// again.
+// again. A full bucket renews nothing: until there is space, Missing and Lookup find old objects until they expire, and
+// only Renew fails.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy. An attempt ends after 10 seconds without
@@ -278,5 +279,5 @@ func (c *Client) Instance(name string) (*cas.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &cas.Instance{Name: name, Store: instance{s}, Actions: s}, nil
+	return &cas.Instance{Name: name, Store: instance{s}, Actions: instance{s}}, nil
 }

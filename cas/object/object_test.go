@@ -787,6 +787,8 @@ func TestOneObjectDoesNotFailOthers(t *testing.T) {
 			{"copy", 503, "SlowDown", false, cas.ErrThrottled},
 			{"copy", 403, "AccessDenied", true, nil}, // access to its encryption key was revoked
 			{"copy", 403, "RequestTimeTooSkewed", false, cas.ErrDenied},
+			{"copy", 507, "XMinioStorageFull", false, nil},
+			{"copy", 400, "EntityTooLarge", true, nil},
 			{"HEAD", 503, "SlowDownRead", false, nil},
 			{"HEAD GET", 503, "SlowDownRead", true, nil},
 			{"HEAD GET", 503, "SlowDown", false, cas.ErrThrottled},
@@ -854,6 +856,50 @@ func TestDeniedCopies(t *testing.T) {
 		s.replace(t, key, s.content(t, key), time.Now().Add(-6*24*time.Hour))
 		expect.Error(t, expect.Err(store.Lookup(t.Context(), d)), cas.ErrNotFound, "a result that cannot be renewed")
 		expect.Equal(t, s.uploads(t), 0, "uploads in parts that a probe left")
+	})
+}
+
+// TestFullBucketRenewsNothing checks that old blobs and results stay usable while the bucket is too full to copy them,
+// and that Renew and RenewResult, which package overlay retries, report that.
+func TestFullBucketRenewsNothing(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		var full atomic.Int64
+		c := s.open(t, object.Config{URL: s.url("&expire_days=10"), Observe: func(_ context.Context, c object.Call) {
+			if c.Kind == "copy" && c.Outcome == "full" {
+				full.Add(1)
+			}
+		}})
+		in := must.Get(c.Instance(""))(t)
+		data, d := castest.Blob(1, 1000)
+		put(t, in.Store, data)
+		must.Succeed(t, in.Actions.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
+		for _, key := range s.keys(t) {
+			s.replace(t, key, s.content(t, key), time.Now().Add(-6*24*time.Hour))
+		}
+		renewer := in.Store.(cas.Renewer)
+		results := in.Actions.(interface {
+			RenewResult(ctx context.Context, action cas.Digest) error
+		})
+		ds := []cas.Digest{d}
+		for code, status := range map[string]int{"XMinioStorageFull": 507, "XMinioAdminBucketQuotaExceeded": 400} {
+			full.Store(0)
+			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, _ int) bool {
+				if kind == "copy" {
+					refuse(w, status, code, "")
+				}
+				return kind == "copy"
+			}})
+			expect.Equal(t, len(must.Get(in.Store.Missing(t.Context(), ds))(t)), 0, "%s: missing", code)
+			must.Get(in.Store.Open(t.Context(), d, d.Size()))(t)
+			expect.Equal(t, must.Get(in.Actions.Lookup(t.Context(), d))(t).ExitCode, 1, "%s: result", code)
+			expect.Error(t, expect.Err(renewer.Renew(t.Context(), ds)), cas.ErrUpstreamFull, "%s: Renew", code)
+			expect.Error(t, results.RenewResult(t.Context(), d), cas.ErrUpstreamFull, "%s: RenewResult", code)
+			expect.Equal(t, full.Load(), 5, "%s: observed copies", code)
+		}
+		s.spoil(faults{})
+		expect.Equal(t, len(must.Get(renewer.Renew(t.Context(), ds))(t)), 0, "with space again: missing")
+		must.Succeed(t, results.RenewResult(t.Context(), d))
+		expect.Equal(t, s.called("copy"), 2, "copies with space again")
 	})
 }
 

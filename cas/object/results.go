@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 
@@ -17,9 +18,18 @@ import (
 // maxResult is the maximum size in bytes of the object of a result.
 const maxResult = sha256.Size + cas.MaxMessage
 
-// Lookup implements cas.ActionCache. It renews the result. A result that is damaged or cannot be renewed is
-// cas.ErrNotFound.
+// Lookup implements cas.ActionCache. It renews the result, unless the bucket is full. A result that is damaged or
+// cannot be renewed is cas.ErrNotFound.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	r, err := s.lookup(ctx, action)
+	if r != nil {
+		err = nil // it stays until it expires
+	}
+	return r, err
+}
+
+// lookup is Lookup, but also returns cas.ErrUpstreamFull with a result that the bucket is too full to renew.
+func (s *Store) lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
 	what, key := fmt.Sprintf("look up the result of action %s", action), s.key(results, action)
 	if err := cas.CheckDigests(action); err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
@@ -37,10 +47,11 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	if !ok {
 		return nil, fmt.Errorf("%s in %s: the object is damaged: %w", what, s.target, cas.ErrNotFound)
 	}
-	if err := s.renew(ctx, what, key, info); err != nil {
+	err = s.renew(ctx, what, key, info)
+	if err != nil && !errors.Is(err, cas.ErrUpstreamFull) {
 		return nil, err
 	}
-	return result, nil
+	return result, err
 }
 
 // Record implements cas.ActionCache.

@@ -85,7 +85,7 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	return s.missing(ctx, ds, s.present)
 }
 
-// An instance is a Store with Absent, an optional method that package overlay uses.
+// An instance is a Store with Absent and RenewResult, optional methods that package overlay uses.
 type instance struct{ *Store }
 
 // Unwrap implements cas.Unwrapper.
@@ -97,6 +97,12 @@ func (s instance) Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest, er
 		_, err := s.find(ctx, fmt.Sprintf("find blob %s", d), d)
 		return err
 	})
+}
+
+// RenewResult is Lookup, but returns cas.ErrUpstreamFull if the bucket is too full to renew the result.
+func (s instance) RenewResult(ctx context.Context, action cas.Digest) error {
+	_, err := s.lookup(ctx, action)
+	return err
 }
 
 // missing returns the digests of ds for which present returns cas.ErrNotFound, in order and without duplicates.
@@ -142,8 +148,20 @@ func absentOf(ctx context.Context, ds []cas.Digest, f func(context.Context, cas.
 	return digests, nil
 }
 
-// present returns nil if the bucket has d and keeps it, and otherwise cas.ErrNotFound.
+// present returns nil if the bucket has d and keeps it, and otherwise cas.ErrNotFound. It also returns nil if the
+// bucket is too full to renew d: the blob is readable until it expires, and a full bucket accepts no upload in its
+// place.
 func (s *Store) present(ctx context.Context, d cas.Digest) error {
+	what := fmt.Sprintf("find blob %s", d)
+	info, err := s.find(ctx, what, d)
+	if err != nil {
+		return err
+	}
+	return ignore(s.renew(ctx, what, s.key(blobs, d), info), cas.ErrUpstreamFull)
+}
+
+// renewed is present, but returns cas.ErrUpstreamFull if the bucket is too full to renew d.
+func (s *Store) renewed(ctx context.Context, d cas.Digest) error {
 	what := fmt.Sprintf("find blob %s", d)
 	info, err := s.find(ctx, what, d)
 	if err != nil {
@@ -189,7 +207,7 @@ func (s *Store) find(ctx context.Context, what string, d cas.Digest) (info minio
 const maxCopy = 5 << 30
 
 // renew copies an object onto itself if the lifecycle rule would delete it too soon. An object that cannot be renewed
-// is cas.ErrNotFound.
+// is cas.ErrNotFound, or cas.ErrUpstreamFull if only space is missing.
 func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectInfo) error {
 	switch {
 	case !s.expires(info.LastModified):
@@ -217,7 +235,8 @@ func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectIn
 	if denied && errors.Is(err, cas.ErrDenied) {
 		alone, err = s.deniedAlone(ctx, what, err)
 	}
-	if alone {
+	// Without space, a copy may succeed later; of an object that is too large for one call, it never does.
+	if alone || errors.Is(err, cas.ErrUpstreamFull) && errors.Is(err, errors.ErrUnsupported) {
 		err = unusable(err)
 	}
 	return err
@@ -261,9 +280,9 @@ func (s *Store) expires(modified time.Time) bool {
 // Lifetime implements cas.Renewer.
 func (s *Store) Lifetime() time.Duration { return s.expire }
 
-// Renew implements cas.Renewer. Missing renews, too.
+// Renew implements cas.Renewer. Missing renews, too, but does not fail if the bucket is full.
 func (s *Store) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	return s.Missing(ctx, ds)
+	return s.missing(ctx, ds, s.renewed)
 }
 
 // Open implements cas.Store. It streams, and resumes a download that breaks off. It verifies only a download from

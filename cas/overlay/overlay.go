@@ -85,6 +85,12 @@ type absenter interface {
 	Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error)
 }
 
+// A resultRenewer is an optional interface of an upstream action cache whose Lookup also returns results that it could
+// not renew. RenewResult is Lookup, but fails for those.
+type resultRenewer interface {
+	RenewResult(ctx context.Context, action cas.Digest) error
+}
+
 // An unbatched is an optional interface of an upstream store that makes a call for each blob of a batch. Calls returns
 // the number that run in parallel.
 type unbatched interface{ Calls() int }

@@ -235,7 +235,7 @@ func (o *Overlay) renew(entries []entry) (failed, restored int, err error) {
 		}
 		s, err := o.store(e.instance)
 		if err == nil {
-			_, err = s.upstream.Actions.Lookup(o.ctx, e.digest)
+			err = s.renewResult(o.ctx, e.digest)
 		}
 		switch {
 		case o.ctx.Err() != nil || o.unusable(e.instance, err):
@@ -302,6 +302,15 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (failed, restor
 	s.o.warn("the upstream has lost blobs, or cannot renew them; sent them again from the local store",
 		"blobs", restored, "failed", failed, "instance", s.name, "first", lost[0].String())
 	return failed, restored, err
+}
+
+// renewResult renews the result of an action.
+func (s *store) renewResult(ctx context.Context, action cas.Digest) error {
+	if r, ok := s.upstream.Actions.(resultRenewer); ok {
+		return r.RenewResult(ctx, action)
+	}
+	_, err := s.upstream.Actions.Lookup(ctx, action)
+	return err
 }
 
 // unlisted returns the blobs of ds that are not pending.

@@ -438,6 +438,38 @@ func TestFailedResultIsRenewedAtItsNextUse(t *testing.T) {
 	})
 }
 
+// A fullCache is an action cache that returns results but has no room to renew them.
+type fullCache struct {
+	cas.ActionCache
+	renewals int
+}
+
+func (f *fullCache) RenewResult(context.Context, cas.Digest) error {
+	f.renewals++
+	return cas.ErrUpstreamFull
+}
+
+// TestFoundResultMayNotBeRenewed checks that a result that the upstream finds but has no room to renew does not count
+// as renewed.
+func TestFoundResultMayNotBeRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		full := &fullCache{ActionCache: upstream}
+		o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, full)})
+		action := cas.SHA256.Sum([]byte("a"))
+		for _, s := range []cas.ActionCache{local, upstream} {
+			must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{}))
+		}
+		for range 3 {
+			must.Get(instance(t, o).Actions.Lookup(t.Context(), action))(t)
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+		}
+		expect.Equal(t, full.renewals, 3, "attempts")
+		expect.Equal(t, o.Stats().Renewed, 0, "renewals")
+	})
+}
+
 // TestLostBlobIsSentAtItsNextUse checks that a blob that the upstream has lost and does not accept again does not count
 // as renewed, and is sent at its next use, not in the next interval.
 func TestLostBlobIsSentAtItsNextUse(t *testing.T) {

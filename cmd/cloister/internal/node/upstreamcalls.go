@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// upstreamCalls counts the calls of an upstream, and logs that it refuses our credentials or the copy of an object. It
-// is safe for concurrent use.
+// upstreamCalls counts the calls of an upstream, and logs that it refuses our credentials or the copy of an object, or
+// has no space for the copy. It is safe for concurrent use.
 type upstreamCalls struct {
 	calls   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
@@ -29,7 +29,7 @@ type upstreamCalls struct {
 	retries prometheus.Counter
 	log     *slog.Logger
 	// Unix times of the last log lines, in seconds.
-	denied, deniedCopies atomic.Int64
+	denied, deniedCopies, fullCopies atomic.Int64
 }
 
 func newUpstreamCalls(log *slog.Logger) *upstreamCalls {
@@ -64,11 +64,16 @@ func (u *upstreamCalls) observe(c object.Call) {
 	u.bytes.WithLabelValues("received").Add(float64(c.Received))
 }
 
-// count counts one call. It logs refused credentials and refused copies, each at most once a minute.
+// count counts one call. It logs refused credentials, refused copies and copies without space, each at most once a
+// minute.
 func (u *upstreamCalls) count(kind, outcome string, d time.Duration, err error) {
 	u.calls.WithLabelValues(kind, outcome).Inc()
 	u.seconds.WithLabelValues(kind).Observe(d.Seconds())
 	switch {
+	case kind == "copy" && errors.Is(err, cas.ErrUpstreamFull) && !errors.Is(err, errors.ErrUnsupported):
+		if due(&u.fullCopies) {
+			u.log.Warn("the upstream is too full to renew an object, which stays usable until it expires", "err", err)
+		}
 	case !errors.Is(err, cas.ErrDenied):
 	case kind != "copy":
 		if due(&u.denied) {

@@ -80,6 +80,24 @@ func TestRefusedCredentialsAreLogged(t *testing.T) {
 	})
 }
 
+// TestFullCopiesAreLogged checks that copies for which a bucket has no space are logged once a minute.
+func TestFullCopiesAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		u := newUpstreamCalls(slog.New(slog.NewTextHandler(&out, nil)))
+		for range 2 {
+			for _, kind := range []string{"copy", "put", "copy"} {
+				err := fmt.Errorf("this %s: %w", kind, cas.ErrUpstreamFull)
+				u.observe(object.Call{Kind: kind, Outcome: "full", Err: err})
+			}
+			time.Sleep(time.Minute)
+		}
+		text := out.String()
+		expect.That(t, strings.Count(text, "\n") == 2 && strings.Count(text, "too full to renew") == 2 &&
+			!strings.Contains(text, "this put"), "got log %s, want two lines about copies", text)
+	})
+}
+
 // TestRefusedCopiesAreLogged checks that copies that a bucket refuses are logged once a minute as a warning, which
 // leaves room for refused credentials.
 func TestRefusedCopiesAreLogged(t *testing.T) {
