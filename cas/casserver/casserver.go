@@ -90,7 +90,7 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 	if c.StreamIdle <= 0 {
 		c.StreamIdle = defaultStreamIdle
 	}
-	u, memory := newUploads(c.MaxBlobBytes), newMemoryPool(c.StreamIdle)
+	u, memory := newUploads(c.MaxBlobBytes, c.StreamIdle), newMemoryPool(c.StreamIdle)
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	repb.RegisterContentAddressableStorageServer(s, &storage{
 		Config: c, uploads: u, memory: memory,

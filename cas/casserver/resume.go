@@ -55,12 +55,13 @@ type uploads struct {
 	closed      bool                   // guarded by mu
 
 	maxWaitingBytes int64
+	idle            time.Duration  // Config.StreamIdle
 	running         sync.WaitGroup // sessions
 }
 
 // newUploads returns an empty set of uploads for blobs of up to maxBlob bytes.
-func newUploads(maxBlob int64) *uploads {
-	return &uploads{sessions: map[uploadKey]*session{}, maxWaitingBytes: maxBlob / waitingFraction}
+func newUploads(maxBlob int64, idle time.Duration) *uploads {
+	return &uploads{sessions: map[uploadKey]*session{}, maxWaitingBytes: maxBlob / waitingFraction, idle: idle}
 }
 
 // A session is one upload.
@@ -76,7 +77,8 @@ type session struct {
 	stream         *stream // nil while waiting for one
 	reportedOffset int64   // the first offset reported to the client since the last stream joined; 0: none
 	disconnected   uint64  // uploads.disconnects when it began to wait
-	caller         string  // the key of the caller of the last stream
+	waitingSince   time.Time
+	caller         string // the key of the caller of the last stream
 
 	// Used only by Put.
 	current *stream
@@ -233,7 +235,7 @@ func (us *uploads) abandon(s *session, st *stream) {
 // disconnect counts a lost stream of s and drops other sessions if too many wait. The caller holds us.mu.
 func (us *uploads) disconnect(s *session) {
 	us.disconnects++
-	s.disconnected = us.disconnects
+	s.disconnected, s.waitingSince = us.disconnects, time.Now()
 	us.dropOldest(s)
 }
 
@@ -253,14 +255,27 @@ func (us *uploads) remove(s *session) {
 	}
 }
 
-// dropWaiting ends all waiting sessions to free their space in the store.
-func (us *uploads) dropWaiting() {
+// dropWaiting frees space for a retry of caller, whose upload did not fit into the store. It ends the waiting sessions of
+// caller or, if there are none, those that have waited for longer than Config.StreamIdle: their clients are probably
+// gone. Otherwise, a caller whose blob never fits would end the interrupted uploads of all others with each retry.
+func (us *uploads) dropWaiting(caller string) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
+	var own, old []*session
 	for _, s := range us.sessions {
-		if s.waiting() {
-			us.drop(s, errDropped)
+		switch {
+		case !s.waiting():
+		case s.caller == caller:
+			own = append(own, s)
+		case time.Since(s.waitingSince) > us.idle:
+			old = append(old, s)
 		}
+	}
+	if len(own) == 0 {
+		own = old
+	}
+	for _, s := range own {
+		us.drop(s, errDropped)
 	}
 }
 

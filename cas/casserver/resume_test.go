@@ -8,6 +8,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -320,6 +322,52 @@ func TestFullStoreDropsWaitingUploads(t *testing.T) {
 	expect.That(t, err == nil && codes.Code(r.Responses[0].Status.GetCode()) == codes.ResourceExhausted,
 		"got %v, %v, want RESOURCE_EXHAUSTED", r, err)
 	c.wantKept(t, name, 0)
+}
+
+// TestFullStoreKeepsUploadsOfOthers: a caller whose blob does not fit discards interrupted uploads of others only if
+// their clients are probably gone and it has none of its own.
+func TestFullStoreKeepsUploadsOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := castest.NewMemory()
+		s := &probe{Store: m, put: func(d cas.Digest) error {
+			if d == sum("large") {
+				return cas.ErrFull
+			}
+			return nil
+		}}
+		c := serveWith(t, casserver.Config{Instances: instances(s, m), StreamIdle: time.Minute}, callers()...)
+		name := func(caller string) string { return "uploads/" + caller + "/" + sum("12345678").Resource() }
+		interrupt := func(caller string) {
+			t.Helper()
+			_, err := c.write(as(t.Context(), caller), message(name(caller), 0, "1234", false))
+			wantCode(t, err, codes.InvalidArgument)
+		}
+		for _, fail := range []func(context.Context){
+			func(ctx context.Context) { wantCode(t, c.uploadTo(ctx, "", "large"), codes.ResourceExhausted) },
+			func(ctx context.Context) {
+				r := must.Get(c.BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{
+					Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: sum("large").Proto(), Data: []byte("large")}},
+				}))(t)
+				expect.Equal(t, codes.Code(r.Responses[0].Status.GetCode()), codes.ResourceExhausted)
+			},
+		} {
+			interrupt("other")
+			for range 3 {
+				interrupt("own")
+				fail(as(t.Context(), "own"))
+				c.wantKept(t, name("own"), 0)
+				fail(as(t.Context(), "own"))
+				c.wantKept(t, name("other"), 4)
+			}
+			time.Sleep(2 * time.Minute)
+			interrupt("own")
+			fail(as(t.Context(), "own"))
+			c.wantKept(t, name("own"), 0)
+			c.wantKept(t, name("other"), 4)
+			fail(as(t.Context(), "own"))
+			c.wantKept(t, name("other"), 0)
+		}
+	})
 }
 
 // The store cannot evict waiting uploads, so they must leave room for outputs.

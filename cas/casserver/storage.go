@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/cas/quota"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -98,7 +99,7 @@ func (s *storage) BatchUpdateBlobs(
 	}
 	for i, err := range s.putAll(ctx, in, req.DigestFunction, blobs) {
 		if errors.Is(err, cas.ErrFull) {
-			s.uploads.dropWaiting() // make room for a retry
+			s.uploads.dropWaiting(quota.Caller(ctx)) // make room for a retry
 		}
 		if err != nil {
 			pending[i].Status = status.Convert(casstatus.Error(s.explain("upload", blobs[i].Digest, err))).Proto()

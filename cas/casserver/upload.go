@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/cas/quota"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -104,7 +105,7 @@ func (s *byteStream) write(u *upload) (int64, error) {
 		err = s.uploads.write(ctx, store, uploadKey{r.instance, r.upload, d}, u)
 	}
 	if errors.Is(err, cas.ErrFull) {
-		s.uploads.dropWaiting() // make room for a retry
+		s.uploads.dropWaiting(quota.Caller(ctx)) // make room for a retry
 	}
 	if err != nil {
 		return 0, s.explain("upload", d, err)
