@@ -179,7 +179,7 @@ func (c *closure) readDirectories(ctx context.Context, level []Digest) error {
 
 // LookupComplete returns the result recorded for action if every blob of its closure is present, and marks these as
 // used. Otherwise it returns ErrNotFound with the reason: there is no result, or it is malformed, or some of its blobs
-// are absent or unavailable. The caller runs the action again.
+// are absent, or an upstream that may have them is down, full or denies us. The caller runs the action again.
 func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.ActionResult, error) {
 	if in == nil {
 		return nil, errors.New("cas: the Instance is missing")
@@ -193,14 +193,13 @@ func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.Act
 	}
 	ds, err := Closure(ctx, in.Store, action.fn, r)
 	switch {
-	case errors.Is(err, ErrNotFound), errors.Is(err, ErrInvalid),
-		errors.Is(err, ErrCorrupt), errors.Is(err, ErrUnavailable):
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrInvalid), errors.Is(err, ErrCorrupt), ofUpstream(err):
 		return nil, unusable(action, err.Error())
 	case err != nil:
 		return nil, fmt.Errorf("result of action %s: %w", action, err)
 	}
 	missing, err := in.Store.Missing(ctx, ds)
-	if errors.Is(err, ErrUnavailable) {
+	if ofUpstream(err) {
 		return nil, unusable(action, err.Error())
 	}
 	if err != nil {
@@ -211,6 +210,12 @@ func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.Act
 			fmt.Sprintf("%d of the %d blobs it refers to are absent, first %s", len(missing), len(ds), missing[0]))
 	}
 	return r, nil
+}
+
+// ofUpstream reports whether err means that an upstream does not answer or refuses the call. A query for a blob may also
+// renew it, which a full upstream, or one that permits only reads, refuses.
+func ofUpstream(err error) bool {
+	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrDenied) || errors.Is(err, ErrUpstreamFull)
 }
 
 // unusable returns ErrNotFound for a recorded result that cannot be used. It hides the kind of the underlying error,

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
@@ -213,6 +214,31 @@ func TestLookupCompleteGivesReason(t *testing.T) {
 				"got %v, want only ErrNotFound", err)
 			expect.Texts(t, err.Error(), []string{action.String(), c.want})
 		})
+	}
+}
+
+// TestLookupOfUnansweredBlobsIsMiss: if an upstream does not answer or refuses a call, the action runs. Errors of the
+// local store fail the lookup.
+func TestLookupOfUnansweredBlobsIsMiss(t *testing.T) {
+	for _, kind := range []error{cas.ErrUnavailable, cas.ErrDenied, cas.ErrUpstreamFull, cas.ErrUnwritable} {
+		for _, op := range []faulty.Op{faulty.Open, faulty.Missing} {
+			m := castest.NewMemory()
+			s := faulty.New(m, m)
+			tree := must.Get(cas.PutProto(t.Context(), m, cas.SHA256, &repb.Tree{}))(t)
+			action := cas.SHA256.Sum([]byte("action"))
+			must.Succeed(t, m.Record(t.Context(), action, &repb.ActionResult{
+				OutputDirectories: []*repb.OutputDirectory{{TreeDigest: tree.Proto()}},
+			}))
+			s.Fail(fmt.Errorf("since noon: %w", kind), op)
+			_, err := cas.LookupComplete(t.Context(), &cas.Instance{Store: s, Actions: m}, action)
+			if kind == cas.ErrUnwritable {
+				expect.Error(t, err, kind, "%v", op)
+				continue
+			}
+			expect.Error(t, err, cas.ErrNotFound, "%v of %v", kind, op)
+			expect.That(t, !errors.Is(err, kind), "%v of %v: got %v, want only ErrNotFound", kind, op, err)
+			expect.Texts(t, err.Error(), []string{action.String(), "since noon"})
+		}
 	}
 }
 
