@@ -677,6 +677,7 @@ func TestLeftoverGivenUpStaysMissing(t *testing.T) {
 				disconnect(p.faultyUpstream)
 				data, d := put(t, p.store, 1, 3<<20)
 				p.restart(t, overlay.WriteThrough)
+				synctest.Wait() // no blob is sent before Fail
 				p.faultyUpstream.Heal()
 				p.faultyUpstream.Fail(c.failure, faulty.Put)
 				time.Sleep(c.after)
