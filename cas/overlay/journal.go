@@ -94,11 +94,14 @@ type pending struct {
 	items   items
 	bytes   int64   // of the blobs of items
 	byAge   []*item // all items, in the order of since, and removed ones
-	queue   []*item // may have removed ones, too
+	queue   []*item // small blobs and results; may have removed ones, too
+	large   []*item // large blobs; likewise
 	clock   uint64  // counts additions
-	taken   int     // number of items at the head of queue that are being sent,
-	takenAt uint64  // and the clock when they were taken
-	delayed []*item // not in queue
+	delayed []*item // in no queue
+	// waiters are results, in no queue, by the large blob after which they are sent.
+	waiters    map[*item][]*item
+	moreLarge  *sync.Cond // signals new items of large, and wakes waiters to check their contexts
+	compacting bool
 }
 
 // A batch is what one call of add has added. Writes are answered as soon as the journal has them; the set is updated
@@ -127,8 +130,8 @@ func appendRecord(b []byte, verb string, e entry, since time.Time) []byte {
 // openPending reads and compacts the journal at path, or creates it. Added blobs and results count as renewed in uses.
 // If synced, records survive a power failure.
 func openPending(path string, synced bool, uses *uses) (*pending, error) {
-	p := &pending{uses: uses, items: newItems()}
-	p.changed = sync.NewCond(&p.mu)
+	p := &pending{uses: uses, items: newItems(), waiters: map[*item][]*item{}}
+	p.changed, p.moreLarge = sync.NewCond(&p.mu), sync.NewCond(&p.mu)
 	var err error
 	p.log, err = durable.Open(durable.Config{Path: path, Sync: synced, Replay: func(record []byte) error {
 		verb, e, at, err := parseRecord(record)
@@ -148,7 +151,7 @@ func openPending(path string, synced bool, uses *uses) (*pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.queue, p.byAge = current(p.queue), current(p.byAge)
+	p.queue, p.large, p.byAge = current(p.queue), current(p.large), current(p.byAge)
 	slices.SortStableFunc(p.byAge, func(a, b *item) int { return a.since.Compare(b.since) })
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -191,17 +194,36 @@ func (p *pending) push(i *item, at uint64) {
 		old.addedAt = at
 		return
 	}
-	p.queue, p.byAge = append(p.queue, i), append(p.byAge, i)
+	p.enqueue(i)
+	p.byAge = append(p.byAge, i)
 	p.bytes += i.bytes()
 }
 
-// remove removes an entry, except from queue and byAge. The caller holds mu, or has exclusive access.
+// enqueue adds an item to its queue. The caller holds mu, or has exclusive access.
+func (p *pending) enqueue(i *item) {
+	if i.bytes() <= smallBlob {
+		p.queue = append(p.queue, i)
+		return
+	}
+	p.large = append(p.large, i)
+	p.moreLarge.Signal()
+}
+
+// remove removes an entry, except from the queues and byAge, and queues its waiters. The caller holds mu, or has
+// exclusive access.
 func (p *pending) remove(e entry) {
 	if i := p.items.get(e); i != nil {
 		i.removed = true
 		p.items.remove(i)
 		p.bytes -= e.bytes()
+		p.queueWaiters(i)
 	}
+}
+
+// queueWaiters queues the results that wait for a large blob. The caller holds mu, or has exclusive access.
+func (p *pending) queueWaiters(i *item) {
+	p.queue = append(p.queue, p.waiters[i]...)
+	delete(p.waiters, i)
 }
 
 // bytes returns the size of the blob. Results count as 0.
@@ -256,20 +278,19 @@ func (p *pending) drop(instance string, ds ...cas.Digest) {
 	}
 }
 
-// settle ends a round with the entries that take returned. Entries to be retried move to the end of the queue. An entry
-// that is done but was added again meanwhile is retried, too, because its result may have changed.
+// settle ends a round. Entries to be retried move to the end of their queue. An entry that is done but was added again
+// meanwhile is retried, too, because its result may have changed.
 func (p *pending) settle(r *round) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.index()
-	p.queue = p.queue[p.taken:]
-	p.taken = 0
 	var done []*item
 	for _, e := range r.done {
 		switch i := p.items.get(e); {
 		case i == nil: // dropped
-		case i.addedAt > p.takenAt:
+		case i.addedAt > r.takenAt:
 			r.retry = append(r.retry, e)
+			p.queueWaiters(i)
 		default:
 			done = append(done, i)
 			p.remove(e)
@@ -277,7 +298,17 @@ func (p *pending) settle(r *round) error {
 	}
 	for _, e := range r.retry {
 		if i := p.items.get(e); i != nil {
-			p.queue = append(p.queue, i)
+			p.enqueue(i)
+		}
+	}
+	for e, after := range r.wait {
+		i, large := p.items.get(e), p.items.get(after)
+		switch {
+		case i == nil: // dropped
+		case large != nil:
+			p.waiters[large] = append(p.waiters[large], i)
+		default:
+			p.enqueue(i)
 		}
 	}
 	for _, e := range r.delay {
@@ -288,21 +319,22 @@ func (p *pending) settle(r *round) error {
 		i.delay = min(max(2*i.delay, minBackoff), maxDelay)
 		i.until = time.Now().Add(i.delay)
 		p.delayed = append(p.delayed, i)
+		p.queueWaiters(i) // they may be given up
 	}
 	if len(p.byAge) > 2*p.items.n+1000 {
 		p.byAge = current(p.byAge)
 	}
 	p.changed.Broadcast()
-	if p.records > 4*p.items.n+10_000 {
+	if p.records > 4*p.items.n+10_000 && !p.compacting {
 		return p.compact()
 	}
 	return p.strike(done)
 }
 
-// take waits for entries and returns up to size(), oldest first, and when the first was added, or nil when ctx ends. If
-// it had to wait for new entries, it calls rest before it indexes them, since indexing delays writes. There is
-// one caller at a time, which ends the round with settle.
-func (p *pending) take(ctx context.Context, rest func(), size func() int) (entries []entry, since time.Time) {
+// take waits for small blobs and results and returns a round of up to size(), oldest first, or nil when ctx ends. If it
+// had to wait for new entries, it calls rest before it indexes them, since indexing delays writes. There is one caller
+// at a time. The caller ends the round with settle.
+func (p *pending) take(ctx context.Context, rest func(), size func() int) *round {
 	stop := context.AfterFunc(ctx, p.wake)
 	defer stop()
 	p.mu.Lock()
@@ -317,21 +349,47 @@ func (p *pending) take(ctx context.Context, rest func(), size func() int) (entri
 		p.index()
 		next := p.queueDelayed()
 		if ctx.Err() != nil {
-			return nil, since
+			return nil
 		}
-		for len(p.queue) > 0 && p.queue[0].removed {
-			p.queue = p.queue[1:]
-		}
-		if len(p.queue) > 0 {
-			break
+		if r := p.head(&p.queue, size); r != nil {
+			return r
 		}
 		timer := time.AfterFunc(next, p.wake)
 		p.changed.Wait()
 		timer.Stop()
 		waited = true
 	}
-	p.taken, p.takenAt = min(size(), len(p.queue)), p.clock
-	return entriesOf(p.queue[:p.taken]), p.queue[0].since
+}
+
+// takeLarge waits for a large blob and returns a round of it, or nil when ctx ends. It leaves indexing to take. The
+// caller ends the round with settle; others can run meanwhile.
+func (p *pending) takeLarge(ctx context.Context) *round {
+	stop := context.AfterFunc(ctx, p.wake)
+	defer stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for ctx.Err() == nil {
+		if r := p.head(&p.large, func() int { return 1 }); r != nil {
+			return r
+		}
+		p.moreLarge.Wait()
+	}
+	return nil
+}
+
+// head removes up to size() items from the head of a queue and returns a round of them, or nil if there are none. They
+// stay pending. The caller holds mu.
+func (p *pending) head(queue *[]*item, size func() int) *round {
+	q := *queue
+	for len(q) > 0 && q[0].removed {
+		q = q[1:]
+	}
+	if *queue = q; len(q) == 0 {
+		return nil
+	}
+	n := min(size(), len(q))
+	*queue = q[n:]
+	return &round{entries: entriesOf(q[:n]), since: q[0].since, takenAt: p.clock}
 }
 
 // queueDelayed queues the entries whose delay is over, and returns the time until the next one. The caller holds mu.
@@ -340,7 +398,7 @@ func (p *pending) queueDelayed() time.Duration {
 	p.delayed = slices.DeleteFunc(p.delayed, func(i *item) bool {
 		left := time.Until(i.until)
 		if left <= 0 {
-			p.queue = append(p.queue, i)
+			p.enqueue(i)
 			return true
 		}
 		next = min(next, left)
@@ -354,6 +412,7 @@ func (p *pending) wake() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changed.Broadcast()
+	p.moreLarge.Broadcast()
 }
 
 // all returns every entry.
@@ -361,7 +420,7 @@ func (p *pending) all() []entry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.index()
-	return entriesOf(current(slices.Concat(p.queue, p.delayed)))
+	return entriesOf(current(slices.Clone(p.byAge)))
 }
 
 func entriesOf(items []*item) []entry {
@@ -395,6 +454,14 @@ func (p *pending) since(e entry) time.Time {
 		return i.since
 	}
 	return time.Time{}
+}
+
+// rejected reports whether e is pending and has been delayed.
+func (p *pending) rejected(e entry) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := p.items.get(e)
+	return i != nil && i.delay > 0
 }
 
 // has returns the pending blobs among ds.
@@ -458,7 +525,9 @@ func writeError(file string, err error) error {
 // compact rewrites the journal with only the pending entries. The caller holds mu, which compact releases meanwhile.
 // Only one call may run at a time.
 func (p *pending) compact() error {
-	items, before := current(slices.Concat(p.queue, p.delayed)), p.records
+	p.compacting = true
+	defer func() { p.compacting = false }()
+	items, before := current(slices.Clone(p.byAge)), p.records // byAge also has the items that are being sent
 	err := p.log.Compact(&p.mu, func(yield func([]byte) bool) {
 		for _, i := range items {
 			if !yield(appendRecord(make([]byte, 0, recordBytes), added, i.entry, i.since)) {

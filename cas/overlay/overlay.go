@@ -125,7 +125,7 @@ type Overlay struct {
 
 	inUse    atomic.Bool   // a store was used since the last call of busy
 	lastUse  atomic.Int64  // when busy noticed the last use, in Unix nanoseconds
-	pacing   chan struct{} // has a token while a pacedReader rests; capacity 1
+	pacing   chan struct{} // has a token while a sender of large blobs rests; capacity 1
 	draining atomic.Bool   // Close waits for pending entries
 
 	suspect suspects
@@ -179,6 +179,9 @@ func New(c Config) (*Overlay, error) {
 	if o.pending != nil {
 		o.renewOnce() // before the first put, which may evict: leases may have expired since the last process
 		o.work.Go(o.sendPending)
+		for range streams {
+			o.work.Go(o.sendLarge)
+		}
 		o.work.Go(o.renewPending)
 	}
 	return o, nil

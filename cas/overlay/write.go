@@ -18,7 +18,7 @@ import (
 const (
 	smallBlob  = 1 << 20 // bytes of a blob that is sent in a batch
 	batchBytes = 8 << 20 // of the blobs of a batch, in memory
-	streams    = 4       // large blobs that are copied in parallel by one call
+	streams    = 4       // large blobs that are copied in parallel by one call, or by the sender
 )
 
 // checkFunction returns errUnserved if the upstream is known not to serve the digest function of d: a local blob could
@@ -258,7 +258,7 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 		}
 		return nil
 	}
-	if err := s.recordUpstream(ctx, action, r); err != nil && ctx.Err() == nil {
+	if err := s.recordUpstream(ctx, action, r, func([]cas.Digest) error { return nil }); err != nil && ctx.Err() == nil {
 		s.o.count(func(st *Stats) { st.Refused++ })
 		s.o.warn("the upstream does not record results", "err", err)
 	}
@@ -289,12 +289,18 @@ func (s background) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadC
 	return s.open(ctx, d, off)
 }
 
-// recordUpstream sends the blobs of a result that are absent from the upstream, and then records it there.
-func (s *store) recordUpstream(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+// recordUpstream sends the blobs of a result that are absent from the upstream, and then records it there. If check
+// returns an error for the blobs, recordUpstream only returns this error.
+func (s *store) recordUpstream(
+	ctx context.Context, action cas.Digest, r *repb.ActionResult, check func(ds []cas.Digest) error,
+) error {
 	ds, err := cas.Closure(ctx, background{s}, action.Function(), r)
 	if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrInvalid) {
 		return fmt.Errorf("action %s: %w: %v", action, errIncomplete, err)
 	} else if err != nil {
+		return err
+	}
+	if err := check(ds); err != nil {
 		return err
 	}
 	failed := s.sendMissing(ctx, ds)

@@ -62,16 +62,21 @@ func (o *Overlay) shorten(d time.Duration, since time.Time) time.Duration {
 	return time.Duration(restShare(time.Since(since), o.pending.len()) * float64(d))
 }
 
-// rest pauses after a round that sent entries, took this time, and began with the oldest entry written at since.
-func (o *Overlay) rest(took time.Duration, entries []entry, since time.Time) {
+// rest pauses after a round that took this time.
+func (o *Overlay) rest(took time.Duration, r *round) {
 	var limit time.Duration
-	for _, e := range entries {
+	for _, e := range r.entries {
 		limit += restEach
 		if e.bytes() <= smallBlob { // a pacedReader has paused for others
 			limit += time.Duration(e.bytes()) * restPerMiB >> 20
 		}
 	}
-	o.pause(o.shorten(min(busyRest*took, limit), since))
+	d := o.shorten(min(busyRest*took, limit), r.since)
+	if d > 0 && r.entries[0].bytes() > smallBlob { // sequential, like the rests of the readers
+		o.pacing <- struct{}{}
+		defer func() { <-o.pacing }()
+	}
+	o.pause(d)
 }
 
 // pause waits while the overlay is in use, for d at most.
@@ -120,16 +125,30 @@ func (o *Overlay) roundSize() int {
 	return calls
 }
 
-// sendPending sends the pending entries, oldest first, until the Overlay is closed.
+// sendPending sends the pending small blobs and results, oldest first, until the Overlay is closed.
 func (o *Overlay) sendPending() {
+	o.sendRounds(func() *round {
+		return o.pending.take(o.ctx, func() { o.pause(firstRest) }, o.roundSize)
+	})
+}
+
+// sendLarge is sendPending for large blobs. Several calls run in parallel with sendPending: a large blob may take hours,
+// and must not delay other entries.
+func (o *Overlay) sendLarge() {
+	o.sendRounds(func() *round { return o.pending.takeLarge(o.ctx) })
+}
+
+// sendRounds sends the rounds that take returns, until it returns nil.
+func (o *Overlay) sendRounds(take func() *round) {
 	backoff := minBackoff
 	for {
-		entries, since := o.pending.take(o.ctx, func() { o.pause(firstRest) }, o.roundSize)
-		if entries == nil {
+		r := take()
+		if r == nil {
 			return
 		}
+		r.o = o
 		began := time.Now()
-		sent, err := o.sendAll(entries, since)
+		sent, err := r.send()
 		if o.ctx.Err() != nil {
 			return
 		}
@@ -137,7 +156,7 @@ func (o *Overlay) sendPending() {
 			backoff = minBackoff
 		}
 		if err == nil {
-			o.rest(time.Since(began), entries, since)
+			o.rest(time.Since(began), r)
 			continue
 		}
 		o.warn("cannot send to the upstream yet", "pending", o.pending.len(), "err", err)
@@ -152,9 +171,13 @@ func (o *Overlay) sendPending() {
 // A round is one attempt to send some pending entries.
 type round struct {
 	o             *Overlay
-	done          []entry // sent, or never to be sent
-	retry         []entry // to be sent when the upstream is available
-	delay         []entry // rejected: to be sent after a delay
+	entries       []entry
+	since         time.Time       // when the first was added
+	takenAt       uint64          // the clock of pending
+	done          []entry         // sent, or never to be sent
+	retry         []entry         // to be sent when the upstream is available
+	delay         []entry         // rejected: to be sent after a delay
+	wait          map[entry]entry // results to be sent after this large blob
 	sent          int64
 	lost, refused int64
 	unavailable   error
@@ -163,10 +186,13 @@ type round struct {
 // ended records the result of sending e. An entry that fails although the upstream is available is delayed, each time
 // for longer: it may be large and must not delay others.
 func (r *round) ended(e entry, err error) {
+	var first *sendFirstError
 	switch {
 	case err == nil:
 		r.sent++
 		r.done = append(r.done, e)
+	case errors.As(err, &first):
+		r.wait[e] = first.blob
 	case errors.Is(err, errLost), errors.Is(err, errIncomplete), errors.Is(err, errUnserved):
 		// errUnserved is possible for writes accepted before the digest functions of the upstream were known.
 		r.o.config.Log.Error("a blob or result was lost before it was sent to the upstream", "what", e.String(), "err", err)
@@ -224,16 +250,21 @@ func (o *Overlay) outdated(e entry) bool {
 	return time.Since(o.pending.since(e)) > maxDenied || e.kind == result && o.pending.len() > maxBacklog
 }
 
-// sendAll sends entries, the oldest of which was written at since, in each instance blobs before results. It returns
-// the number of sent entries, and the error if the upstream is unavailable.
-func (o *Overlay) sendAll(entries []entry, since time.Time) (sent int64, err error) {
-	paced := func(r io.Reader) io.Reader { return &pacedReader{Reader: r, o: o, since: since} }
-	r := &round{o: o}
-	for instance, ds := range blobsByInstance(entries) {
+// paced returns a reader that rests.
+func (r *round) paced(from io.Reader) io.Reader {
+	return &pacedReader{Reader: from, o: r.o, since: r.since}
+}
+
+// send sends the entries, in each instance blobs before results. It returns the number of sent entries, and the error
+// if the upstream is unavailable.
+func (r *round) send() (sent int64, err error) {
+	o := r.o
+	r.wait = map[entry]entry{}
+	for instance, ds := range blobsByInstance(r.entries) {
 		s, err := o.store(instance)
 		var errs map[cas.Digest]error
 		if err == nil {
-			errs = s.send(o.ctx, ds, paced)
+			errs = s.send(o.ctx, ds, r.paced)
 		}
 		for _, d := range ds {
 			if err == nil {
@@ -243,7 +274,7 @@ func (o *Overlay) sendAll(entries []entry, since time.Time) (sent int64, err err
 			}
 		}
 	}
-	for _, e := range entries {
+	for _, e := range r.entries {
 		if e.kind == result {
 			r.ended(e, o.sendResult(e))
 		}
@@ -278,7 +309,28 @@ func (o *Overlay) sendResult(e entry) error {
 	if err != nil {
 		return lostIfAbsent(err)
 	}
-	return s.recordUpstream(o.ctx, e.digest, r)
+	return s.recordUpstream(o.ctx, e.digest, r, func(ds []cas.Digest) error { return s.awaited(e, ds) })
+}
+
+// A sendFirstError is that of a result whose large blob is to be sent first.
+type sendFirstError struct{ blob entry }
+
+func (e *sendFirstError) Error() string { return e.blob.String() + " is to be sent first" }
+
+// awaited returns a sendFirstError if a large blob among ds, those of the result e, is pending and the upstream has not
+// just received it. An outdated result does not wait for a blob that the upstream rejects.
+func (s *store) awaited(e entry, ds []cas.Digest) error {
+	large := slices.DeleteFunc(slices.Clone(ds), func(d cas.Digest) bool { return d.Size() <= smallBlob })
+	if large = s.o.recent.without(s.name, large); len(large) == 0 {
+		return nil
+	}
+	for d := range s.o.pending.has(s.name, large) {
+		b := entry{blob, s.name, d}
+		if !s.o.pending.rejected(b) || !s.o.outdated(e) {
+			return &sendFirstError{b}
+		}
+	}
+	return nil
 }
 
 // renewPending keeps renewing the local leases of pending entries, and queuing results that could not be queued, until

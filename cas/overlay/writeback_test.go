@@ -613,3 +613,108 @@ func TestSenderYields(t *testing.T) {
 		}
 	})
 }
+
+// TestLargeBlobsDelayNoOthers checks that small blobs and results are sent while large blobs are being sent, at most
+// four of these at once, that a result waits for its large blob, and that Close waits for all.
+func TestLargeBlobsDelayNoOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newStrict(t, overlay.WriteBack)
+		gate := p.faultyUpstream.Hold(faulty.Put)
+		var large []cas.Digest
+		for i := range 6 {
+			_, d := put(t, p.store, byte(i), 2<<20)
+			large = append(large, d)
+		}
+		waiting, sent := cas.SHA256.Sum([]byte("waiting")), cas.SHA256.Sum([]byte("sent"))
+		must.Succeed(t, p.actions.Record(t.Context(), waiting, &repb.ActionResult{StdoutDigest: large[5].Proto()}))
+		time.Sleep(time.Minute)
+		expect.Equal(t, p.faultyUpstream.Calls(faulty.Put), 4, "large blobs that are being sent")
+		_, small := put(t, p.store, 9, 100)
+		must.Succeed(t, p.actions.Record(t.Context(), sent, &repb.ActionResult{StdoutDigest: small.Proto()}))
+		time.Sleep(time.Minute)
+		must.Be(t, has(t, p.upstream, small), "large blobs delay a small one")
+		must.Get(p.upstream.Lookup(t.Context(), sent))(t)
+		_, err := p.upstream.Lookup(t.Context(), waiting)
+		wantError(t, "result of a large blob", err, cas.ErrNotFound)
+		expect.Equal(t, p.Stats().Pending, 7, "pending")
+		closed := make(chan error, 1)
+		go func() { closed <- p.Close(t.Context()) }()
+		synctest.Wait()
+		expect.Equal(t, len(closed), 0, "Close has returned")
+		gate.Open()
+		must.Succeed(t, <-closed)
+		must.Get(p.upstream.Lookup(t.Context(), waiting))(t)
+		wantMissing(t, "closed", p.upstream, large, nil)
+	})
+}
+
+// TestCompactionKeepsEntriesBeingSent checks that the journal keeps large blobs that are being sent, and results that
+// wait for them, when it is compacted meanwhile, and that their local leases are renewed.
+func TestCompactionKeepsEntriesBeingSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		p.faultyUpstream.Hold(faulty.Put)
+		_, large := put(t, p.store, 1, 2<<20)
+		r := &repb.ActionResult{StdoutDigest: large.Proto()}
+		must.Succeed(t, p.actions.Record(t.Context(), cas.SHA256.Sum(nil), r))
+		time.Sleep(time.Minute)
+		var blobs []cas.Blob
+		for i := range 12_000 {
+			b := fmt.Append(nil, i)
+			blobs = append(blobs, cas.Blob{Digest: cas.SHA256.Sum(b), Data: b})
+		}
+		must.Succeed(t, errors.Join(p.store.(cas.Batcher).PutAll(t.Context(), blobs)...))
+		time.Sleep(time.Hour)
+		expect.Equal(t, p.Stats().Pending, 2, "pending")
+		info := must.Get(os.Stat(p.journal))(t)
+		must.Be(t, info.Size() < 1_500_000, "the journal of %d bytes is not compacted; adapt this test", info.Size())
+		renewals := p.faultyLocal.Calls(faulty.Missing)
+		time.Sleep(10*time.Hour + time.Minute)
+		expect.Equal(t, p.faultyLocal.Calls(faulty.Missing)-renewals, 10, "renewals of the lease of the large blob")
+		p.restart(t, overlay.WriteBack)
+		expect.Equal(t, p.Stats().Pending, 2, "pending after a restart")
+	})
+}
+
+// TestResultOfRejectedBlobIsGivenUp checks that a result does not wait forever for a large blob that the upstream
+// denies us.
+func TestResultOfRejectedBlobIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		p.faultyUpstream.Fail(cas.ErrDenied, faulty.Put)
+		_, large := put(t, p.store, 1, 2<<20)
+		r := &repb.ActionResult{StdoutDigest: large.Proto()}
+		must.Succeed(t, p.actions.Record(t.Context(), cas.SHA256.Sum(nil), r))
+		time.Sleep(23 * time.Hour)
+		expect.Equal(t, p.Stats().Pending, 2, "pending")
+		time.Sleep(2 * time.Hour)
+		if s := p.Stats(); s.Pending != 1 || s.Refused != 1 {
+			t.Errorf("got %+v, want only the blob to be pending", s)
+		}
+		p.faultyUpstream.Heal()
+		time.Sleep(time.Hour)
+		expect.Equal(t, p.Stats().Pending, 0, "pending")
+		expect.That(t, has(t, p.upstream, large), "the blob was not sent")
+	})
+}
+
+// TestLargeBlobsArePaced checks that large blobs that are sent in parallel share their rate while the overlay is in use.
+func TestLargeBlobsArePaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		for i := range 40 {
+			put(t, p.store, byte(i), 2<<20)
+		}
+		use := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+				must.Get(cas.MissingForPut(t.Context(), p.store, nil))(t)
+			}
+		}
+		use(time.Second)
+		before := p.upstream.Len()
+		use(2 * time.Second)
+		if n := p.upstream.Len() - before; n < 10 || n > 14 { // each rests twice for 60 ms, and for 40 ms
+			t.Errorf("%d blobs of 2 MiB were sent in 2 s, want about 12", n)
+		}
+	})
+}
