@@ -29,6 +29,7 @@ type Pair struct {
 	mu     sync.Mutex
 	state  [2]filestate.State // guarded by mu; of the files when they were last read
 	loaded *tls.Certificate   // guarded by mu
+	warned string             // guarded by mu; the last logged error since a certificate was loaded
 	stale  error              // guarded by mu; why the files could not be read, nil if loaded is from them
 	check  *check             // guarded by mu; the running one, or nil
 }
@@ -123,7 +124,7 @@ func (p *Pair) reload(c *check, old [2]filestate.State) {
 	case err != nil:
 		p.warn(err)
 	case !same:
-		p.loaded, p.state, p.stale = fresh, now, nil
+		p.loaded, p.state, p.warned, p.stale = fresh, now, "", nil
 	default: // perhaps again, after other versions
 		p.stale = nil
 	}
@@ -133,7 +134,8 @@ func (p *Pair) reload(c *check, old [2]filestate.State) {
 
 // warn logs why the certificate cannot be reloaded, once and not for every connection. The caller holds p.mu.
 func (p *Pair) warn(err error) {
-	if p.stale == nil || p.stale.Error() != err.Error() {
+	if text := err.Error(); text != p.warned {
+		p.warned = text
 		p.log.Warn("cannot reload the certificate; the previous one stays in use", "err", err)
 	}
 	p.stale = err

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pemblocks decodes PEM files, of which it skips no damaged part.
+// Package pemblocks decodes PEM files and rejects damaged blocks.
 package pemblocks
 
 import (
