@@ -21,7 +21,7 @@ import (
 )
 
 // TestBackend runs the contract against backends that new creates and the test closes. The host must have a POSIX shell
-// and the usual tools in /usr and /bin.
+// and the usual tools in /usr and /bin. Parts may still run after it returns, so callers clean up with t.Cleanup.
 func TestBackend(t *testing.T, new func() sandbox.Backend) {
 	b := new()
 	t.Cleanup(func() { b.Close() })
@@ -69,12 +69,6 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"LinksInTargetsAreNotFollowed", linkedTarget},
 		{"InvalidSpecIsRefused", invalid},
 		{"EqualWritersGetOneStream", equalWriters},
-		{"LimitsOfOneRunDoNotOutliveIt", func(t *testing.T, _ sandbox.Backend) {
-			// A new backend has one slot, which every run reuses.
-			b := new()
-			defer b.Close()
-			limitsReset(t, b)
-		}},
 		{"UsageIsOfTheWholeRun", usage},
 		{"ViolationsAreRecorded", violations},
 		{"ManyViolationsHideNoOther", flood},
@@ -101,9 +95,15 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"ManyRunsAtOnce", many},
 		{"OtherRunsAreInvisible", otherRuns},
 		{"LimitsAreEnforced", limitsEnforced},
+		{"LimitsOfOneRunDoNotOutliveIt", func(t *testing.T, _ sandbox.Backend) {
+			// A new backend has one slot, which every run reuses.
+			b := new()
+			defer b.Close()
+			limitsReset(t, b)
+		}},
 	}
-	// An emulated machine keeps one processor of this host busy, so two parts run at a time. Each has a backend to itself:
-	// some check that a run finds nothing of the one before it, which must have been in the same machine.
+	// An emulated machine keeps one processor of this host busy, so two parts run at a time. Each uses its own
+	// backend, because some check that a run finds nothing left by the previous one, which must have used the same machine.
 	parallel := f.Backend == "qemu-tcg"
 	backends := make(chan sandbox.Backend, 2)
 	backends <- b
