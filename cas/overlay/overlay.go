@@ -85,7 +85,7 @@ type absenter interface {
 	Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error)
 }
 
-// A resultRenewer is an optional interface of an upstream action cache whose Lookup also returns results that it could
+// A resultRenewer is an optional interface of an upstream store whose action cache also returns results that it could
 // not renew. RenewResult is Lookup, but fails for those.
 type resultRenewer interface {
 	RenewResult(ctx context.Context, action cas.Digest) error

@@ -25,8 +25,8 @@ var errSlow = fmt.Errorf("%w: the upstream has not answered in time", cas.ErrUna
 // query calls f, which queries the upstream for n blobs or results. With WriteBack it stops waiting when the upstream
 // takes too long, and returns errSlow. Until that call of f has ended, other queries of its size or above return
 // errSlow at once, since they would probably be late, too. Smaller queries are still made, since a distant upstream may
-// answer them in time: a client with a long query must not stop others. The size is the logarithm of n, so that only
-// few queries wait for an upstream that answers nothing.
+// answer them in time: a client with a long query must not stop others. Sizes are bit lengths of n, so that only a few
+// queries wait for an upstream that does not answer.
 func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context) (T, error)) (T, error) {
 	if o.config.Policy == WriteThrough {
 		return f(ctx)
@@ -73,6 +73,9 @@ func (s *store) queryMissing(ctx context.Context, ds []cas.Digest) ([]cas.Digest
 		return absent, nil
 	}
 	lost, err := s.ask(ctx, s.upstream.Store.Missing, unqueued)
+	if s.renewalDenied(err) {
+		return absent, nil // the others exist, and failed renewals are logged
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -306,7 +306,7 @@ func (s *store) renewBlobs(ctx context.Context, ds []cas.Digest) (failed, restor
 
 // renewResult renews the result of an action.
 func (s *store) renewResult(ctx context.Context, action cas.Digest) error {
-	if r, ok := s.upstream.Actions.(resultRenewer); ok {
+	if r, ok := cas.As[resultRenewer](s.upstream.Store); ok {
 		return r.RenewResult(ctx, action)
 	}
 	_, err := s.upstream.Actions.Lookup(ctx, action)

@@ -188,6 +188,7 @@ func TestUsedBlobsKeepTheirLeases(t *testing.T) {
 type slowRenewer struct {
 	*expiringStore
 	slow, bad cas.Digest // bad cannot be renewed
+	denied    bool       // whether nothing can be renewed
 }
 
 func (s *slowRenewer) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
@@ -201,6 +202,9 @@ func (s *slowRenewer) Absent(ctx context.Context, ds []cas.Digest) ([]cas.Digest
 func (s *slowRenewer) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	if slices.Contains(ds, s.slow) {
 		time.Sleep(time.Minute)
+	}
+	if s.denied {
+		return nil, cas.ErrDenied
 	}
 	absent, err := s.expiringStore.Renew(ctx, ds)
 	if slices.Contains(ds, s.bad) {
@@ -238,7 +242,8 @@ func TestSlowRenewalsDoNotDelayQueries(t *testing.T) {
 }
 
 // TestQueryRenewsWhatCannotBeQueued checks that while the renewal queue is full, a query renews blobs that only the
-// upstream has before it reports them present, and reports those that it cannot renew as missing.
+// upstream has before it reports them present, and reports those that it cannot renew as missing. If the upstream denies
+// renewals, the query does not fail.
 func TestQueryRenewsWhatCannotBeQueued(t *testing.T) {
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
@@ -252,6 +257,9 @@ func TestQueryRenewsWhatCannotBeQueued(t *testing.T) {
 				o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream), Policy: policy})
 				s := instance(t, o).Store
 				o.FillRenewals()
+				upstream.denied = true
+				wantMissing(t, "with a full queue, renewals denied", s, []cas.Digest{absent, old}, []cas.Digest{absent})
+				upstream.denied = false
 				wantMissing(t, "with a full queue", s, []cas.Digest{absent, upstream.bad, old},
 					[]cas.Digest{absent, upstream.bad})
 				time.Sleep(time.Hour)
@@ -438,24 +446,29 @@ func TestFailedResultIsRenewedAtItsNextUse(t *testing.T) {
 	})
 }
 
-// A fullCache is an action cache that returns results but has no room to renew them.
-type fullCache struct {
-	cas.ActionCache
+// A fullStore belongs to an action cache that returns results but has no room to renew them.
+type fullStore struct {
+	cas.Store
 	renewals int
 }
 
-func (f *fullCache) RenewResult(context.Context, cas.Digest) error {
+func (f *fullStore) RenewResult(context.Context, cas.Digest) error {
 	f.renewals++
 	return cas.ErrUpstreamFull
 }
+
+// A decorator hides the optional methods of a store, as serve's own decorators do.
+type decorator struct{ cas.Store }
+
+func (d decorator) Unwrap() cas.Store { return d.Store }
 
 // TestFoundResultMayNotBeRenewed checks that a result that the upstream finds but has no room to renew does not count
 // as renewed.
 func TestFoundResultMayNotBeRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
-		full := &fullCache{ActionCache: upstream}
-		o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, full)})
+		full := &fullStore{Store: upstream}
+		o := open(t, overlay.Config{Local: one(local, local), Upstream: one(decorator{full}, upstream)})
 		action := cas.SHA256.Sum([]byte("a"))
 		for _, s := range []cas.ActionCache{local, upstream} {
 			must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{}))
