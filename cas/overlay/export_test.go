@@ -17,8 +17,8 @@ func (o *Overlay) Unsent(d cas.Digest) bool {
 
 // HoldSent blocks recordSent, after it has struck out an unsent blob, until release is called.
 func (o *Overlay) HoldSent() (release func()) {
-	o.recent.mu.Lock()
-	return o.recent.mu.Unlock
+	o.uses.mu.Lock()
+	return o.uses.mu.Unlock
 }
 
 // AwaitCompaction waits until the list of unsent blobs is not being compacted.

@@ -361,9 +361,9 @@ func (p *pending) take(ctx context.Context, rest func(), size func() int) *round
 	}
 }
 
-// takeLarge waits for a large blob and returns a round of it, or nil when ctx ends. It leaves indexing to take. The
-// caller ends the round with settle; others can run meanwhile.
-func (p *pending) takeLarge(ctx context.Context) *round {
+// takeLarge waits for a large blob and returns a round of it, or nil when ctx ends. If it had to wait, it calls rest
+// first. It leaves indexing to take. The caller ends the round with settle; others can run meanwhile.
+func (p *pending) takeLarge(ctx context.Context, rest func()) *round {
 	stop := context.AfterFunc(ctx, p.wake)
 	defer stop()
 	p.mu.Lock()
@@ -373,6 +373,11 @@ func (p *pending) takeLarge(ctx context.Context) *round {
 			return r
 		}
 		p.moreLarge.Wait()
+		if len(p.large) > 0 {
+			p.mu.Unlock()
+			rest()
+			p.mu.Lock()
+		}
 	}
 	return nil
 }
@@ -456,12 +461,12 @@ func (p *pending) since(e entry) time.Time {
 	return time.Time{}
 }
 
-// rejected reports whether e is pending and has been delayed.
+// rejected reports whether e is pending and waits after a rejection.
 func (p *pending) rejected(e entry) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := p.items.get(e)
-	return i != nil && i.delay > 0
+	return i != nil && i.delay > 0 && time.Now().Before(i.until)
 }
 
 // has returns the pending blobs among ds.

@@ -86,8 +86,7 @@ func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 		} else if err != nil {
 			return nil, err
 		}
-		// The query may be older than an upload that has ended meanwhile.
-		s.o.unsent.lost(s.name, s.o.recent.without(s.name, found)...)
+		s.o.unsent.lost(&s.o.recent, s.name, found...)
 		maps.Copy(missing, setOf(found))
 	}
 	return selected(ds, missing), nil

@@ -52,7 +52,7 @@ func (s *store) recordFetch(d cas.Digest, err error) {
 	}
 	k := key{s.name, d}
 	s.o.recent.forget(k)
-	s.o.unsent.lost(s.name, d)
+	s.o.unsent.lost(&s.o.recent, s.name, d)
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -72,6 +72,8 @@ func (u *unsent) begin(k key, present bool) (bool, error) {
 			return false, nil
 		}
 		m = &mark{kept: present, sent: present}
+	} else if !present {
+		m.sent = false // the blob has left the local store since another Put sent it
 	}
 	if !m.sent && !m.recorded {
 		if err := u.record(k, m); err != nil {
@@ -125,15 +127,16 @@ func (u *unsent) sent(instance string, ds ...cas.Digest) {
 	}
 }
 
-// lost records that neither store has ds: those that are being put are unsent from now on. A record that cannot be
-// written is no error: after a restart, the blob counts as present until its next use.
-func (u *unsent) lost(instance string, ds ...cas.Digest) {
+// lost records that neither store has ds: those that are being put are unsent from now on, except those that the
+// upstream has just received, since the query may be older than the upload. A record that cannot be written is no
+// error: after a restart, the blob counts as present until its next use.
+func (u *unsent) lost(received *recent, instance string, ds ...cas.Digest) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.marks) == 0 {
 		return
 	}
-	for _, d := range ds {
+	for _, d := range received.without(instance, ds) {
 		k := key{instance, d}
 		if m := u.marks[k]; m != nil && m.sent {
 			m.sent = false

@@ -284,6 +284,27 @@ func TestPutAtTheEndOfAnUpload(t *testing.T) {
 	wantMissing(t, "put twice", p.store, []cas.Digest{d}, nil)
 }
 
+// TestPutOfEvictedBlobIsUnsent checks that a blob is unsent if both stores have lost it while a slow Put runs, another
+// one had sent it, and a third one fails.
+func TestPutOfEvictedBlobIsUnsent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteThrough)
+		b, d := castest.Blob(1, 3<<20)
+		slow := pausePut(t, p.store, d, b)
+		must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(b)))
+		p.local.Delete(d)
+		p.upstream.Delete(d)
+		p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Put)
+		wantError(t, "third Put", p.store.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrUnavailable)
+		wantMissing(t, "during the slow Put", p.store, []cas.Digest{d}, []cas.Digest{d})
+		wantError(t, "slow Put", slow.finish(b), cas.ErrUnavailable)
+		for range 2 {
+			wantMissing(t, "afterwards", p.store, []cas.Digest{d}, []cas.Digest{d})
+			p.restart(t, overlay.WriteThrough)
+		}
+	})
+}
+
 // TestUnsentBlobIsSentWithItsResult checks that a result sends its unsent blobs, which are then present.
 func TestUnsentBlobIsSentWithItsResult(t *testing.T) {
 	for name, policy := range policies { // the next process may have another policy

@@ -168,10 +168,10 @@ func (s *store) sendLater(ds ...cas.Digest) error {
 
 // recordSent records that the upstream has received d.
 func (s *store) recordSent(d cas.Digest) {
+	s.o.recent.add(key{s.name, d}) // first: see unsent.lost
 	s.o.unsent.sent(s.name, d)
 	s.o.uses.renewed(blob, s.name, d)
 	s.readable(d)
-	s.o.recent.add(key{s.name, d})
 	if s.o.leftover() {
 		s.o.pending.drop(s.name, d)
 	}

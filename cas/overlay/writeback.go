@@ -127,16 +127,16 @@ func (o *Overlay) roundSize() int {
 
 // sendPending sends the pending small blobs and results, oldest first, until the Overlay is closed.
 func (o *Overlay) sendPending() {
-	o.sendRounds(func() *round {
-		return o.pending.take(o.ctx, func() { o.pause(firstRest) }, o.roundSize)
-	})
+	o.sendRounds(func() *round { return o.pending.take(o.ctx, o.firstRest, o.roundSize) })
 }
 
 // sendLarge is sendPending for large blobs. Several calls run in parallel with sendPending: a large blob may take hours,
 // and must not delay other entries.
 func (o *Overlay) sendLarge() {
-	o.sendRounds(func() *round { return o.pending.takeLarge(o.ctx) })
+	o.sendRounds(func() *round { return o.pending.takeLarge(o.ctx, o.firstRest) })
 }
+
+func (o *Overlay) firstRest() { o.pause(firstRest) }
 
 // sendRounds sends the rounds that take returns, until it returns nil.
 func (o *Overlay) sendRounds(take func() *round) {

@@ -698,7 +698,8 @@ func TestResultOfRejectedBlobIsGivenUp(t *testing.T) {
 	})
 }
 
-// TestLargeBlobsArePaced checks that large blobs that are sent in parallel share their rate while the overlay is in use.
+// TestLargeBlobsArePaced checks that large blobs are not sent in the first second of a burst, and that those that are
+// sent in parallel share their rate while the overlay is in use.
 func TestLargeBlobsArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
@@ -710,6 +711,8 @@ func TestLargeBlobsArePaced(t *testing.T) {
 				must.Get(cas.MissingForPut(t.Context(), p.store, nil))(t)
 			}
 		}
+		use(900 * time.Millisecond)
+		expect.Equal(t, p.upstream.Len(), 0, "blobs sent at first")
 		use(time.Second)
 		before := p.upstream.Len()
 		use(2 * time.Second)
